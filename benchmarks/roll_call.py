@@ -34,7 +34,7 @@ from paceline.launch.plan import plan
 from paceline.launch.plan.options import Options
 from paceline.launch.preflight import facts as node_facts
 from paceline.launch.preflight.comparison import Comparison
-from paceline.launch.preflight.facts import Facts, Interface
+from paceline.launch.preflight.facts import Interface, NodeFacts
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived
 from paceline.launch.rendezvous.roll_call import Roll
@@ -44,14 +44,14 @@ from paceline.machine import host
 TIMEOUT = timedelta(seconds=120)
 
 
-def record(num_nodes: int) -> Facts:
+def record(num_nodes: int) -> NodeFacts:
     """Return the facts of this machine, in the form of a node of the run."""
     options = Options(script=__file__, nnodes=(num_nodes, num_nodes))
     made = plan.make(options, host.gather(None), environ={}, source="")
     return node_facts.gather(options, made, node=0, address="10.0.0.0", port=29000)
 
 
-def node_of(recorded: Facts, node: int) -> Facts:
+def node_of(recorded: NodeFacts, node: int) -> NodeFacts:
     """Return the recorded facts as another node would have them."""
     likeness = {**recorded.likeness, "python": "3.11.99"} if node % 100 == 3 else recorded.likeness
     address = f"10.{node >> 16}.{node >> 8 & 255}.{node & 255}"
@@ -71,7 +71,9 @@ def node_of(recorded: Facts, node: int) -> Facts:
     )
 
 
-def take_part(store: TCPStore, node: int, num_nodes: int, *, folder: Path, recorded: Facts) -> dict:
+def take_part(
+    store: TCPStore, node: int, num_nodes: int, *, folder: Path, recorded: NodeFacts
+) -> dict:
     """Answer the roll call and take part in the comparison, as one node; returns the verdict."""
     mine = node_of(recorded, node)
     head = Arrived(0, 0, "node0000", 1, (num_nodes, num_nodes))
@@ -106,7 +108,7 @@ def take_part(store: TCPStore, node: int, num_nodes: int, *, folder: Path, recor
     return verdict
 
 
-def simulate(port: int, nodes: range, num_nodes: int, folder: Path, recorded: Facts) -> None:
+def simulate(port: int, nodes: range, num_nodes: int, folder: Path, recorded: NodeFacts) -> None:
     """Be some of the nodes, a thread each."""
     failed = []
     waiting = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)

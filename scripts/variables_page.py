@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.diagnose.variables.description import valid_values
 from paceline.diagnose.variables.folklore import FOLKLORE, Folklore
 from paceline.diagnose.variables.renamed import LIBRARIES, RENAMED
-from paceline.diagnose.variables.table import Variable, known, newest_version
+from paceline.diagnose.variables.table import KnownVariable, known, newest_version
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "nccl-variables.md"
 
@@ -86,7 +86,7 @@ def _renamed(name: str) -> tuple[str, str, str, str]:
     )
 
 
-def _gone(variable: Variable) -> tuple[str, str, str]:
+def _gone(variable: KnownVariable) -> tuple[str, str, str]:
     return (
         f"`{variable.name}`",
         _escaped(variable.meaning),
@@ -94,7 +94,7 @@ def _gone(variable: Variable) -> tuple[str, str, str]:
     )
 
 
-def _row(variable: Variable) -> tuple[str, str, str, str, str]:
+def _row(variable: KnownVariable) -> tuple[str, str, str, str, str]:
     default = _escaped(variable.default)
     return (
         f"`{variable.name}`",

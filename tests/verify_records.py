@@ -1,6 +1,13 @@
 """Records of ranks as ``paceline verify`` reads them, for tests of what it decides."""
 
-from paceline.measure.verify.records import Loop, Printed, Rank, Step, Training, World
+from paceline.measure.verify.records import (
+    LoopRecord,
+    Rank,
+    RecordedFigure,
+    RecordedStep,
+    RecordedTraining,
+    RecordedWorld,
+)
 
 LENGTH = 64
 MIXED = [(index * 37 + 11) % LENGTH for index in range(LENGTH)]
@@ -25,7 +32,7 @@ def epoch(indices, size=8, **values):
         "samples": len(indices),
         "rows": {index: (index, index % 4) for index in indices},
     }
-    return Loop(batches=batches(list(indices), size), **{**known, **values})
+    return LoopRecord(batches=batches(list(indices), size), **{**known, **values})
 
 
 def evaluation(indices, **values):
@@ -37,7 +44,7 @@ def evaluation(indices, **values):
 
 def step(number, rate=0.1, **values):
     known = {"losses": (1.0,), "gradients": 1000 + number, "sample": (3.0, 4.0)}
-    return Step(number, (rate,), **{**known, **values})
+    return RecordedStep(number, (rate,), **{**known, **values})
 
 
 def training(steps=8, **values):
@@ -51,7 +58,7 @@ def training(steps=8, **values):
         "checksums": {number: 500 + number for number in range(len(made))},
         "sums": {number: (500 + number,) for number in range(len(made))},
     }
-    return Training(steps=made, **{**known, **values})
+    return RecordedTraining(steps=made, **{**known, **values})
 
 
 def rank(loops=(), trained=None, printed=(), schedule=""):
@@ -60,11 +67,11 @@ def rank(loops=(), trained=None, printed=(), schedule=""):
 
 
 def world(*ranks, findings=()):
-    return World(len(ranks), ranks, tuple(findings))
+    return RecordedWorld(len(ranks), ranks, tuple(findings))
 
 
 def line(text="accuracy 0.91", *, loop=1, combined=False):
-    return Printed(loop, text, "train.py:35", combined)
+    return RecordedFigure(loop, text, "train.py:35", combined)
 
 
 def one(orders=(MIXED, REMIXED), held=range(33), trained=None, printed=()):

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from paceline.testing.job import BARE, VARIABLES, unpack
-from paceline.testing.pool import Call, Ranks
+from paceline.testing.pool import RankCall, Ranks
 from paceline.testing.processes import Style
 
 COLLECTIVE_TIMEOUT_S = 15
@@ -27,7 +27,7 @@ class SessionRanks:
         there is no group. ``launched`` sets torchrun's variables instead of making a group.
         """
         outcomes = self._pool.call(
-            Call(function, args),
+            RankCall(function, args),
             world_size=world_size,
             kind=VARIABLES if launched else BARE,
             collective_timeout_s=COLLECTIVE_TIMEOUT_S,

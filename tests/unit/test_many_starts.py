@@ -23,10 +23,10 @@ from paceline.launch.run.ranks import RankGroup
 from paceline.launch.run.supervision import Supervision
 from paceline.measure import trial
 from paceline.measure.trial import Trial
-from paceline.measure.tune.trial_run import Start, TrialRun
+from paceline.measure.tune.trial_run import TrialRun, TrialStart
 from paceline.rundir.files import RunDir
 from paceline.why import look as why_look
-from paceline.why.identity import Identity
+from paceline.why.identity import RankIdentity
 from paceline.why.processes import RankProcess
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
@@ -85,7 +85,7 @@ def test_trials_of_a_loader(short_launches, tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         deadline_s = time.monotonic() + 60
-        with TrialRun(Start(["train.py"]), folder, deadline_s=deadline_s, tick=lambda: None):
+        with TrialRun(TrialStart(["train.py"]), folder, deadline_s=deadline_s, tick=lambda: None):
             pass
 
     assert_leaves_nothing(run, 20)
@@ -93,7 +93,7 @@ def test_trials_of_a_loader(short_launches, tmp_path):
 
 def test_looks_at_ranks(sleeper):
     """As at a hang, and as `why` looks at them."""
-    rank = RankProcess(sleeper, Identity("torchrun", 0, 1), os.getpid(), "torchrun", "train.py")
+    rank = RankProcess(sleeper, RankIdentity("torchrun", 0, 1), os.getpid(), "torchrun", "train.py")
     files = {0: Path(os.devnull)}
     assert_leaves_nothing(lambda number: stacks.look({0: sleeper}, files, quiet=number % 2), 50)
     assert_leaves_nothing(lambda number: why_look.watch_ranks([rank], seconds=0), 5)

@@ -33,7 +33,7 @@ class BenchCommand(start_commands.StartCommand):
         """Return a decorator that adds a command, as that of a click group."""
 
         def add(function: Any) -> click.Command:
-            self.commands[name] = click.command(name, cls=command_help.Command)(function)
+            self.commands[name] = click.command(name, cls=command_help.HelpedCommand)(function)
             return self.commands[name]
 
         return add
@@ -133,9 +133,9 @@ def BENCH(**values: Any) -> Action:  # a constant after its decoration
     timeout_s = timeout_of(values["timeout"])
 
     def action() -> int:
-        from paceline.measure.bench import Request, bench, parse_worlds
+        from paceline.measure.bench import BenchRequest, bench, parse_worlds
 
-        requested = Request(
+        requested = BenchRequest(
             command=(values["script"], *values["arguments"]),
             worlds=parse_worlds(values["world"]) if values["world"] else (),
             steps=values["steps"],
@@ -208,11 +208,11 @@ def VERIFY(**values: Any) -> Action:  # a constant after its decoration
     timeout_s = timeout_of(values["timeout"])
 
     def action() -> int:
-        from paceline.measure.bench import Request, parse_worlds
+        from paceline.measure.bench import BenchRequest, parse_worlds
         from paceline.measure.verify import require_batch_option, verify
 
         require_batch_option(values["batch_option"], values["global_batch"])
-        requested = Request(
+        requested = BenchRequest(
             command=(values["script"], *values["arguments"]),
             worlds=parse_worlds(values["world"]),
             steps=values["steps"],

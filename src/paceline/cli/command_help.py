@@ -172,7 +172,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
 }
 
 
-class Command(click.Command):
+class HelpedCommand(click.Command):
     """A command that lists its options in groups."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -202,10 +202,10 @@ class Command(click.Command):
         _write_examples(ctx, formatter)
 
 
-class Group(click.Group):
+class HelpedGroup(click.Group):
     """A group of commands that shows their full summaries."""
 
-    command_class = Command
+    command_class = HelpedCommand
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write every command that people type with the whole first sentence of its help, under
@@ -219,7 +219,7 @@ class Group(click.Group):
         _write_examples(ctx, formatter)
 
 
-Group.group_class = Group
+HelpedGroup.group_class = HelpedGroup
 
 
 def _summary(command: click.Command) -> str:

@@ -14,7 +14,7 @@ _VARIABLE = "_PACELINE_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command("completion", cls=command_help.Command)
+@click.command("completion", cls=command_help.HelpedCommand)
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def COMPLETION(context: click.Context, shell: str) -> Action:

@@ -16,7 +16,7 @@ from paceline.errors import EXIT_OK, PacelineError, option_contradicted
 from paceline.rundir.files import display_path
 
 
-@click.command("explain", cls=command_help.Command)
+@click.command("explain", cls=command_help.HelpedCommand)
 @click.argument(
     "subject", metavar="LOGFILE|CODE|NAME|-", shell_complete=completed_words.findings_or_files
 )
@@ -92,7 +92,7 @@ def _bundle(subject: str, output: Path | None, as_json: bool) -> int:
     return EXIT_OK
 
 
-@click.command("lint", cls=command_help.Command)
+@click.command("lint", cls=command_help.HelpedCommand)
 @click.argument(
     "files", nargs=-1, required=True, metavar="FILE...", shell_complete=completed_words.files
 )

@@ -42,7 +42,7 @@ _BROKEN_PIPE = 128 + 13
 
 # A group inside it, and every command, takes its class from this one.
 @click.group(
-    cls=command_help.Group,
+    cls=command_help.HelpedGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="paceline")

@@ -57,7 +57,7 @@ def _bench_network(
     return action
 
 
-@click.command("forecast", cls=command_help.Command)
+@click.command("forecast", cls=command_help.HelpedCommand)
 @click.argument("run", required=False, default="", shell_complete=completed_words.runs)
 @click.option(
     "--world", "worlds", metavar="N,N,...", help="World sizes. [2, 4, 8, ... 4096]", default=""
@@ -105,7 +105,7 @@ def _address(
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-@click.command("top", cls=command_help.Command)
+@click.command("top", cls=command_help.HelpedCommand)
 @click.argument("run", required=False, default="", shell_complete=completed_words.runs)
 @click.option("--once", is_flag=True, help="Print it once, and end.")
 @click.option(
@@ -149,7 +149,7 @@ def TOP(
     return action
 
 
-@click.command("report", cls=command_help.Command)
+@click.command("report", cls=command_help.HelpedCommand)
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completed_words.runs)
 @click.option(
     "--output",

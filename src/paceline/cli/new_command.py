@@ -12,7 +12,7 @@ from paceline.errors import EXIT_OK
 from paceline.text.quoting import word
 
 
-@click.command("new", cls=command_help.Command)
+@click.command("new", cls=command_help.HelpedCommand)
 @click.argument("target", metavar="NAME")
 @click.option(
     "--from",

@@ -27,7 +27,7 @@ from paceline.version import __version__
 Action = Callable[[], int]  # what a command does once its words are parsed; returns its exit status
 
 
-class StartCommand(command_help.Command):
+class StartCommand(command_help.HelpedCommand):
     """A command that starts a script: arguments after the script's name are never parsed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -89,8 +89,8 @@ def _run(**values: Any) -> Action:
     return action
 
 
-def _surroundings() -> starter.Surroundings:
-    return starter.Surroundings(
+def _surroundings() -> starter.StarterSurroundings:
+    return starter.StarterSurroundings(
         address_of=nodeaddr.of_node,
         require_head_here=own_world.require_head_here,
         read_file=lambda path: files.text(Path(path)),

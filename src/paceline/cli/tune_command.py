@@ -65,15 +65,21 @@ def TUNE(subject: str, arguments: tuple[str, ...], **options: Any) -> Action:
         raise _contradicted("--batch-option is for a script; a dataset takes --batch-size")
 
     def action() -> int:
-        from paceline.measure.tune import BatchTuning, Progress, Start, Tuning, require_place
+        from paceline.measure.tune import (
+            BatchTuning,
+            TrialStart,
+            Tuning,
+            TuningProgress,
+            require_place,
+        )
 
         if batch_option:
             require_place(batch_option)
-        start = Start(words, of_run)
-        with Progress(seconds) as progress:
+        start = TrialStart(words, of_run)
+        with TuningProgress(seconds) as progress:
             answer = Tuning(start, subject, seconds, has_steps=not is_dataset).run(progress)
         if batch_option:
-            with Progress(seconds) as progress:
+            with TuningProgress(seconds) as progress:
                 tuning = BatchTuning(start, batch_option, answer, seconds)
                 answer = replace(answer, batches=tuning.run(progress))
         _show(answer, options["as_json"])

@@ -34,7 +34,7 @@ _LONGEST_LABEL = 40
 
 
 @dataclass(frozen=True)
-class _Call:
+class _FunctionCall:
     """What becomes jobs."""
 
     name: str  # name of the function
@@ -69,7 +69,7 @@ def submit(function: Callable[..., Any], *args: Any, where: str = SLURM, **keywo
         packed.write(RunDir(folder).function)
         arguments.write(RunDir(folder).arguments)
 
-    call = _Call(pickles.name_of(function), fill)
+    call = _FunctionCall(pickles.name_of(function), fill)
     return Job(_start(call, keywords, where=where, parallel=1))
 
 
@@ -110,7 +110,7 @@ def map(
         for index, item in enumerate(arguments):
             item.write(RunDir(sweeps.folder_of(folder, index)).arguments)
 
-    call = _Call(pickles.name_of(function), fill, tuple(_label(value) for value in values))
+    call = _FunctionCall(pickles.name_of(function), fill, tuple(_label(value) for value in values))
     folder = _start(call, keywords, where=where, parallel=parallel or 0)
     return [Job(sweeps.folder_of(folder, index)) for index in range(len(values))]
 
@@ -143,7 +143,7 @@ def _label(value: Any) -> str:
     return CONTROL.sub(" ", text)[:_LONGEST_LABEL]
 
 
-def _start(call: _Call, keywords: Mapping[str, Any], *, where: str, parallel: int) -> Path:
+def _start(call: _FunctionCall, keywords: Mapping[str, Any], *, where: str, parallel: int) -> Path:
     """Start the jobs of a call, and return their folder."""
     if where not in (SLURM, LOCAL):
         what = f"where={where!r}: a job runs in Slurm, or on this machine"
@@ -155,7 +155,7 @@ def _start(call: _Call, keywords: Mapping[str, Any], *, where: str, parallel: in
     return _start_in_slurm(call, options.typed(keywords), parallel=parallel)
 
 
-def _start_in_slurm(call: _Call, typed: Mapping[str, Any], *, parallel: int) -> Path:
+def _start_in_slurm(call: _FunctionCall, typed: Mapping[str, Any], *, parallel: int) -> Path:
     options_of_job = {"job_name": call.name, **typed, "module": True}
     requested = submitting.parse(IN_JOB, (), typed=options_of_job)
     folder = _folder(call, requested.run_dir, requested.profile.runs)
@@ -193,7 +193,9 @@ def _num_together(parallel: int, gpus: Sequence[str]) -> int:
     return parallel or usable_cpus()[0]
 
 
-def _start_here(call: _Call, typed: dict[str, Any], *, parallel: int, gpus: Sequence[str]) -> Path:
+def _start_here(
+    call: _FunctionCall, typed: dict[str, Any], *, parallel: int, gpus: Sequence[str]
+) -> Path:
     folder = _folder(call, typed.pop("run_dir", ""), "")
     forwarded = {**typed, "module": True}
     parsing.parse(IN_JOB, (), typed=forwarded, inherited={})  # refuses what cannot work
@@ -235,7 +237,7 @@ def _words(typed: Mapping[str, Any]) -> tuple[str, ...]:
     return ("run", "--no-slurm", *run_dir, *options_of_run, "-m", IN_JOB)
 
 
-def _folder(call: _Call, run_dir: str, runs: str) -> Path:
+def _folder(call: _FunctionCall, run_dir: str, runs: str) -> Path:
     """Return the folder of a call: a new one, or ``run_dir``, which must be empty."""
     if not run_dir:
         run_id = new_run_id(call.name, now_s=time.time(), salt=os.urandom(2).hex())

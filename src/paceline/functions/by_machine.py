@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, SetupError, UsageError
 from paceline.functions import endings
-from paceline.functions.endings import End
+from paceline.functions.endings import JobEnd
 from paceline.machine import own_process, processes
 from paceline.rundir import events
 from paceline.rundir.files import RunDir, read_json, write_whole
@@ -148,21 +148,21 @@ def start(folder: Path, queue: LocalQueue) -> None:
         raise SetupError(_not_started(folder))
 
 
-def end(run_dir: RunDir) -> End | None:
+def end(run_dir: RunDir) -> JobEnd | None:
     """Return how a job has ended for good, None if it has not."""
     state = read(run_dir)
     if state is not None and state.state != ENDED and not _queue_lives(state):
         state = read(run_dir)  # its last words may have come in between
         if state is not None and state.state != ENDED:
-            return End(KILLED, _killed(state), EXIT_FAILED)
+            return JobEnd(KILLED, _killed(state), EXIT_FAILED)
     if state is None or state.state != ENDED:
         return None
     if state.cancelled:
-        return End(CANCELLED, _cancelled(run_dir, state), state.status or _STOPPED)
+        return JobEnd(CANCELLED, _cancelled(run_dir, state), state.status or _STOPPED)
     outcome = events.read_history(run_dir.root, since_ns=state.since_ns).outcome
     if outcome is not None:
         return endings.of_outcome(outcome)
-    return End(FAILED, _no_outcome(run_dir, state), state.status or EXIT_FAILED)
+    return JobEnd(FAILED, _no_outcome(run_dir, state), state.status or EXIT_FAILED)
 
 
 def _queue_lives(state: LocalState) -> bool:

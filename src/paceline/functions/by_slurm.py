@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.errors import SetupError, UsageError
 from paceline.functions import endings
-from paceline.functions.endings import End, Seen
+from paceline.functions.endings import JobEnd, Seen
 from paceline.launch.outcome import evidence
 from paceline.rundir import events, sweeps
 from paceline.rundir.files import RunDir
@@ -30,7 +30,7 @@ _Key = tuple[str, str]  # cluster and job id
 
 
 @dataclass
-class Ended:
+class EndedJob:
     """A job that Slurm does not show as living."""
 
     state: JobState | None  # its state, None if Slurm has forgotten it
@@ -51,11 +51,11 @@ class Queue:
         self._clock = clock
         self._lock = threading.Lock()
         self._living: dict[_Key, JobRecord] = {}
-        self._ended: dict[_Key, Ended] = {}
+        self._ended: dict[_Key, EndedJob] = {}
         self._states: job_states.States = {}
         self._first_s = self._last_s = -float("inf")
 
-    def ended(self, job: JobRecord) -> Ended | None:
+    def ended(self, job: JobRecord) -> EndedJob | None:
         """Return how Slurm shows a job that has certainly ended, None for others."""
         key = (job.cluster, job.job_id)
         with self._lock:
@@ -102,13 +102,13 @@ class Queue:
             if state is not None and not state.ended:
                 continue
             del self._living[key]
-            self._ended[key] = Ended(job_states.full(job) or state, now_s)
+            self._ended[key] = EndedJob(job_states.full(job) or state, now_s)
 
 
 _queue = Queue()
 
 
-def end(run_dir: RunDir) -> End | None:
+def end(run_dir: RunDir) -> JobEnd | None:
     """Return how a job has ended for good, None if it has not."""
     job = require_record(run_dir)
     outcome = _outcome(run_dir, job, None)
@@ -124,7 +124,7 @@ def _outcome(run_dir: RunDir, job: JobRecord, state: JobState | None) -> events.
     return events.read_history(run_dir.root, since_ns=since_ns).outcome
 
 
-def _end(run_dir: RunDir, job: JobRecord, state: JobState | None) -> End:
+def _end(run_dir: RunDir, job: JobRecord, state: JobState | None) -> JobEnd:
     script = sweeps.job_script(run_dir, job.job_id)
     facts = Seen(
         state=state,

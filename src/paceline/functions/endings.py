@@ -19,7 +19,7 @@ SUCCEEDED, _TIMEOUT, _UNKNOWN = "succeeded", "timeout", "unknown"
 
 
 @dataclass(frozen=True)
-class End:
+class JobEnd:
     """The end of a job."""
 
     word: str = SUCCEEDED  # ``"succeeded"``, ``"failed"``, ``"cancelled"``, ``"timeout"``, ..
@@ -49,28 +49,28 @@ def is_final(outcome: Outcome | None) -> bool:
     return outcome.exit_status in (EXIT_OK, EXIT_FAILED)
 
 
-def of_outcome(outcome: Outcome) -> End:
+def of_outcome(outcome: Outcome) -> JobEnd:
     """Return the end that the launcher of the run has recorded."""
     if outcome.exit_status == EXIT_OK:
-        return End()
+        return JobEnd()
     finding = outcome.findings[0] if outcome.findings else _without_finding(outcome)
-    return End(outcome.word, finding, outcome.exit_status)
+    return JobEnd(outcome.word, finding, outcome.exit_status)
 
 
-def of_job(outcome: Outcome | None, seen: Seen) -> End:
+def of_job(outcome: Outcome | None, seen: Seen) -> JobEnd:
     """Return how a job has ended; ``outcome`` is that of its last start, None if unrecorded."""
     state = seen.state
     if outcome is not None and not _is_slurms(outcome, state):
         if limit := _time_limit(outcome, seen):
-            return End(_TIMEOUT, limit, outcome.exit_status)
+            return JobEnd(_TIMEOUT, limit, outcome.exit_status)
         return of_outcome(outcome)
     if outcome is None and state is not None and state.succeeded:
-        return End()
+        return JobEnd()
     finding = explanations.judge(
         state, seen.record, log=seen.output, tail=seen.tail, script=seen.script
     )
     word = state.state.lower() if state is not None else _UNKNOWN
-    return End(word, finding, outcome.exit_status if outcome else EXIT_FAILED)
+    return JobEnd(word, finding, outcome.exit_status if outcome else EXIT_FAILED)
 
 
 def _is_slurms(outcome: Outcome, state: JobState | None) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline.errors import EXIT_FAILED, Finding, RunError
 from paceline.functions import by_machine, by_slurm, pickles
-from paceline.functions.endings import End
+from paceline.functions.endings import JobEnd
 from paceline.launch.outcome import evidence
 from paceline.launch.outcome.rank_exit import Failure
 from paceline.rundir import files, ownership, sweeps
@@ -72,7 +72,7 @@ class Job:
         with _permitted():
             self._run_dir = RunDir(_folder_of(os.fspath(subject)))
         self._is_found = self._run_dir.root != Path(subject).absolute()
-        self._end: End | None = None
+        self._end: JobEnd | None = None
 
     @classmethod
     def load_all(cls, subject: str | os.PathLike[str]) -> list[Job]:

@@ -15,7 +15,7 @@ ANY_PORT = -1
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListEntry:
     """One entry of a list."""
 
     prefix: str  # the start of a name, or a whole name in an exact list
@@ -26,7 +26,7 @@ class Entry:
 class NameList:
     """A list of names."""
 
-    entries: tuple[Entry, ...]  # the entries in order
+    entries: tuple[ListEntry, ...]  # the entries in order
     exact: bool = False  # whether the entries are whole names (``=``)
     excluded: bool = False  # whether the list excludes its names (``^``)
 
@@ -36,7 +36,7 @@ class NameList:
         is_listed = any(fits) or not fits  # a list without entries matches everything
         return is_listed != self.excluded
 
-    def _names(self, entry: Entry, name: str, port: int) -> bool:
+    def _names(self, entry: ListEntry, name: str, port: int) -> bool:
         is_same_port = ANY_PORT in (port, entry.port) or port == entry.port
         is_same_name = name == entry.prefix if self.exact else name.startswith(entry.prefix)
         return is_same_port and is_same_name
@@ -47,7 +47,7 @@ def parse(setting: str) -> NameList:
     excluded, text = setting.startswith("^"), setting.removeprefix("^")
     exact, text = text.startswith("="), text.removeprefix("=")
     parts = [word.split(":") for word in text.split(",")]
-    entries = tuple(Entry(part[0], _port(part[1:])) for part in parts if part[0])
+    entries = tuple(ListEntry(part[0], _port(part[1:])) for part in parts if part[0])
     return NameList(entries, exact, excluded)
 
 

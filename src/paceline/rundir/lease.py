@@ -49,7 +49,7 @@ def judge(owner: Owner, mine: Owner, *, alive: bool | None) -> str:
 
 
 @dataclass
-class Watch:
+class LeaseWatch:
     """Watch an owner's counter by the newcomer's own clock. Pure."""
 
     expiry_s: float  # time without a change after which the owner is gone
@@ -210,7 +210,7 @@ class _Newcomer:
         self, folder: Path, mine: Owner, say: Say, ended: Callable[[str], bool] | None
     ) -> None:
         self._folder, self._mine, self._say, self._ended = folder, mine, say, ended
-        self._watch: Watch | None = None
+        self._watch: LeaseWatch | None = None
         self._next_question_s = 0.0
 
     def judge(self, other: Owner) -> str:
@@ -236,9 +236,9 @@ class _Newcomer:
         return has_ended
 
 
-def _watch(other: Owner, mine: Owner) -> Watch:
+def _watch(other: Owner, mine: Owner) -> LeaseWatch:
     same_job = bool(other.job) and other.job == mine.job
-    return Watch(
+    return LeaseWatch(
         expiry_s=scaled(LEASE_SAME_JOB if same_job else LEASE_EXPIRY),
         patience_s=scaled(LEASE_LIVING),
     )

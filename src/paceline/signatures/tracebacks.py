@@ -135,7 +135,7 @@ _CAUGHT = re.compile(
 
 
 @dataclass(frozen=True)
-class Frame:
+class TracebackFrame:
     """A frame of a traceback, with its file, line and function as printed."""
 
     file: str
@@ -172,7 +172,7 @@ class Raised:
 
     type: str  # its class, without the module
     message: str  # its first line, joined with the next one if it ends with a colon
-    frames: tuple[Frame, ...]  # the frames of its traceback, outermost first
+    frames: tuple[TracebackFrame, ...]  # the frames of its traceback, outermost first
     line: Line  # the line with its name
     start: int  # line number where its traceback begins
     shown: bool = True  # whether it has a traceback
@@ -183,7 +183,7 @@ class Raised:
     more: str = ""  # the part of the message on the next line
 
     @property
-    def user_frame(self) -> Frame | None:
+    def user_frame(self) -> TracebackFrame | None:
         """The innermost frame of the user's own code."""
         return innermost(self.frames)
 
@@ -213,15 +213,15 @@ class Stack:
     """The stack that faulthandler printed for the signalled thread, innermost frame first."""
 
     line: Line
-    frames: list[Frame]
+    frames: list[TracebackFrame]
 
     @property
-    def user_frame(self) -> Frame | None:
+    def user_frame(self) -> TracebackFrame | None:
         """The innermost frame of the user's own code."""
         return innermost(self.frames[::-1])
 
 
-def innermost(frames: Sequence[Frame]) -> Frame | None:
+def innermost(frames: Sequence[TracebackFrame]) -> TracebackFrame | None:
     """Return the user's innermost frame, else one of a little-known package, else None."""
     own = (frame for frame in reversed(frames) if frame.user)
     installed = (frame for frame in reversed(frames) if frame.own_package)
@@ -231,7 +231,7 @@ def innermost(frames: Sequence[Frame]) -> Frame | None:
 @dataclass
 class _Open:
     start: int
-    frames: deque[Frame] = field(default_factory=lambda: deque(maxlen=_MAX_FRAMES))
+    frames: deque[TracebackFrame] = field(default_factory=lambda: deque(maxlen=_MAX_FRAMES))
     idle: int = 0
     chained: str = ""
     ignored: bool = False
@@ -246,12 +246,12 @@ def _short(name: str) -> str:
     return own if not own[:1].islower() else f"{module.rpartition('.')[2]}.{own}"
 
 
-def _frames(line: Line) -> list[Frame]:
+def _frames(line: Line) -> list[TracebackFrame]:
     """Return the frames in a line of a traceback, of Python itself or in a box of rich."""
     matches = list(_FRAME.finditer(line.body))
     if not matches and line.text[:1] in "│|" and (rich := _RICH_FRAME.match(line.body)):
         matches = [rich]
-    return [Frame(m["file"].strip(), m["line"], m["function"] or "") for m in matches]
+    return [TracebackFrame(m["file"].strip(), m["line"], m["function"] or "") for m in matches]
 
 
 def _at_start(line: Line, *, in_traceback: bool) -> re.Match[str] | None:
@@ -288,7 +288,7 @@ class Tracebacks:
         return bool(self._open or self._unfinished or self._dumped) and self._quiet < _QUIET
 
     @property
-    def cut(self) -> list[Frame]:
+    def cut(self) -> list[TracebackFrame]:
         """The innermost frames of truncated tracebacks, the user's own if possible."""
         stacks = [traceback.frames for traceback in self._open.values() if traceback.frames]
         return [innermost(frames) or frames[-1] for frames in stacks]
@@ -339,7 +339,7 @@ class Tracebacks:
         stack = self._dumped[line.source]
         if stack is not None and len(stack.frames) < _MAX_FRAMES:
             function = frame["function"] or line.body.rpartition(" in ")[2]
-            stack.frames.append(Frame(frame["file"], frame["line"], function))
+            stack.frames.append(TracebackFrame(frame["file"], frame["line"], function))
         return True
 
     def _begin(self, line: Line) -> _Open:

@@ -15,7 +15,7 @@ from paceline import env
 from paceline.errors import EXIT_UNFINISHED
 from paceline.launch.plan.option import as_words
 from paceline.slurm.profile import PYXIS, Container
-from paceline.slurm.request import Request
+from paceline.slurm.request import SubmitRequest
 from paceline.slurm.sweep import definition
 from paceline.text.quoting import comment, directive, pattern, word
 
@@ -24,7 +24,7 @@ _JOB_VARIABLE = re.compile(r"\$(?:\{(SLURM\w+)\}|(SLURM\w+))")  # set inside a j
 
 
 @dataclass(frozen=True)
-class Place:
+class JobPlace:
     """Where a job is submitted from and what it uses there."""
 
     folder: str  # working folder of the job
@@ -38,7 +38,7 @@ class Place:
     printed: bool = False
 
 
-def render(request: Request, place: Place) -> str:
+def render(request: SubmitRequest, place: JobPlace) -> str:
     """Return the text of the script for sbatch."""
     blocks = (
         _head(request, place),
@@ -49,7 +49,7 @@ def render(request: Request, place: Place) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def _head(request: Request, place: Place) -> list[str]:
+def _head(request: SubmitRequest, place: JobPlace) -> list[str]:
     lines = ["#!/bin/bash", f"# paceline submit, {place.when}: {word(request.script)}"]
     if request.profile.name:
         lines.append(f"# with the profile {word(request.profile.name)}")
@@ -60,7 +60,7 @@ def _head(request: Request, place: Place) -> list[str]:
     return [*lines, *_resources(request), *_conduct(request, place)]
 
 
-def _resources(request: Request) -> Iterator[str]:
+def _resources(request: SubmitRequest) -> Iterator[str]:
     yield directive("job-name", request.job_name)
     for name, value in request.directives():
         if name == "ntasks-per-node":
@@ -75,7 +75,7 @@ def _resources(request: Request) -> Iterator[str]:
         yield directive(name, value)
 
 
-def _conduct(request: Request, place: Place) -> Iterator[str]:
+def _conduct(request: SubmitRequest, place: JobPlace) -> Iterator[str]:
     yield (
         f"# sent to the steps {request.signal_s} s before the time limit: the run saves and ends"
     )
@@ -98,7 +98,7 @@ def _conduct(request: Request, place: Place) -> Iterator[str]:
     yield directive("output", _output(request, place))
 
 
-def _output(request: Request, place: Place) -> str:
+def _output(request: SubmitRequest, place: JobPlace) -> str:
     if place.printed:
         # Slurm opens this file before the job creates the run folder, where slurm.out links to it
         return "slurm-%A_%a.out" if request.sweep else "slurm-%j.out"
@@ -112,7 +112,7 @@ def _by_directive(folder: str) -> bool:
     return "%" not in folder and "\\" not in folder
 
 
-def _set_up(request: Request, place: Place) -> Iterator[str]:
+def _set_up(request: SubmitRequest, place: JobPlace) -> Iterator[str]:
     profile = request.profile
     if not _by_directive(place.folder):
         yield f"cd -- {word(place.folder)} || exit"
@@ -153,7 +153,7 @@ def _quoted(text: str) -> str:
     return word(text) if text else ""
 
 
-def _element(request: Request, place: Place) -> Iterator[str]:
+def _element(request: SubmitRequest, place: JobPlace) -> Iterator[str]:
     """Return the lines that choose the folder and the arguments of an element of an array."""
     if request.sweep is None:
         return
@@ -171,15 +171,15 @@ def _element(request: Request, place: Place) -> Iterator[str]:
     yield "esac"
 
 
-def _run_dir(request: Request, place: Place) -> str:
+def _run_dir(request: SubmitRequest, place: JobPlace) -> str:
     return '"$run_dir"' if request.sweep else word(place.run_dir)
 
 
-def _program(request: Request, place: Place) -> list[str]:
+def _program(request: SubmitRequest, place: JobPlace) -> list[str]:
     return _call(request, place) if request.direct else _start(request, place)
 
 
-def _call(request: Request, place: Place) -> list[str]:
+def _call(request: SubmitRequest, place: JobPlace) -> list[str]:
     """Return the lines that make the call of a function in one process."""
     folders = _folders(place)
     command = " ".join(map(word, _command(request, place, folders)))
@@ -196,7 +196,7 @@ def _call(request: Request, place: Place) -> list[str]:
     ]
 
 
-def _srun(request: Request) -> list[str]:
+def _srun(request: SubmitRequest) -> list[str]:
     # after --export=NONE for the job, srun would start the tasks without an environment
     srun = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--ntasks-per-node=1"]
     if request.cpus:
@@ -205,7 +205,7 @@ def _srun(request: Request) -> list[str]:
     return srun
 
 
-def _start(request: Request, place: Place) -> list[str]:
+def _start(request: SubmitRequest, place: JobPlace) -> list[str]:
     folders = _folders(place)
     command = [word(part) for part in _command(request, place, folders)]
     container_options = container_srun_options(request.profile.container, folders)
@@ -248,14 +248,14 @@ def _start(request: Request, place: Place) -> list[str]:
     ]
 
 
-def _folders(place: Place) -> list[str]:
+def _folders(place: JobPlace) -> list[str]:
     """Return the folders that a container needs: where the job works, and where its runs are."""
     runs = os.path.dirname(place.run_dir)
     is_below = os.path.commonpath([runs, place.folder]) == place.folder
     return [place.folder] if is_below else [place.folder, runs]
 
 
-def _command(request: Request, place: Place, folders: Sequence[str]) -> list[str]:
+def _command(request: SubmitRequest, place: JobPlace, folders: Sequence[str]) -> list[str]:
     """Return the command that starts ``paceline`` for the run.
 
     Only the run has a prefix, a container or the paceline of a conda environment: the other
@@ -268,7 +268,7 @@ def _command(request: Request, place: Place, folders: Sequence[str]) -> list[str
     return [*outer, *site.prefix, "paceline"]
 
 
-def _record(request: Request, place: Place) -> str:
+def _record(request: SubmitRequest, place: JobPlace) -> str:
     """Return the options with which the job of a printed script stores its record."""
     if not place.printed:
         return ""
@@ -276,7 +276,7 @@ def _record(request: Request, place: Place) -> str:
     return f' --job-script "$0"{ends}'
 
 
-def _secret_lines(request: Request) -> list[str]:
+def _secret_lines(request: SubmitRequest) -> list[str]:
     """Return the lines that create the secret of this start, which Slurm passes to all tasks."""
     if request.max_nodes == 1:
         return []
@@ -289,7 +289,7 @@ def _secret_lines(request: Request) -> list[str]:
     ]
 
 
-def _own_command(place: Place) -> str:
+def _own_command(place: JobPlace) -> str:
     return " ".join(word(part) for part in place.paceline)
 
 
@@ -311,7 +311,7 @@ def _wrapped(lines: Sequence[str]) -> list[str]:
     return [*(f"{line} \\" for line in listed[:-1]), listed[-1]]
 
 
-def _end(request: Request, place: Place) -> list[str]:
+def _end(request: SubmitRequest, place: JobPlace) -> list[str]:
     lines = []
     # the command takes a quarter of a second, which is long beside many functions
     unless_done = '[ "$status" -eq 0 ] || ' if request.direct else ""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from paceline.errors import Finding, UsageError, closest
 from paceline.slurm.cluster import Cluster, NodeKind, Partition
-from paceline.slurm.request import Request, clock
+from paceline.slurm.request import SubmitRequest, clock
 from paceline.text.quoting import word
 from paceline.text.wording import few
 
@@ -22,7 +22,7 @@ _CPU_OPTIONS = ("mincpus", "extra-node-info", "tres-per-task")
 _MOST_NAMED = 8
 
 
-def judge(request: Request, cluster: Cluster) -> list[Finding]:
+def judge(request: SubmitRequest, cluster: Cluster) -> list[Finding]:
     """Return the limits that a request exceeds, as warnings where Slurm may accept the job.
 
     Args:
@@ -57,7 +57,7 @@ def _partitions(listed: str, cluster: Cluster) -> list[Partition]:
     return [cluster.default]
 
 
-def waits_forever(request: Request, cluster: Cluster, *, partition: str) -> list[Finding]:
+def waits_forever(request: SubmitRequest, cluster: Cluster, *, partition: str) -> list[Finding]:
     """Return the limits that keep a job pending although ``sbatch --test-only`` accepts it.
 
     Without ``EnforcePartLimits`` Slurm accepts a job beyond the limits of its partition, which then
@@ -75,13 +75,13 @@ def waits_forever(request: Request, cluster: Cluster, *, partition: str) -> list
     return by_partition[0] if by_partition and all(by_partition) else []
 
 
-def lacks_cpus(request: Request) -> bool:
+def lacks_cpus(request: SubmitRequest) -> bool:
     """Return whether a job with GPUs requests no CPUs: Slurm would allocate one for its task."""
     has_cpus = request.cpus or any(name in _CPU_OPTIONS for name, _ in request.sbatch)
     return bool(request.gpus) and not has_cpus
 
 
-def with_cpus(request: Request, cluster: Cluster) -> Request:
+def with_cpus(request: SubmitRequest, cluster: Cluster) -> SubmitRequest:
     """Return a request for GPUs with their share of the CPUs of a node.
 
     Args:
@@ -99,7 +99,7 @@ def with_cpus(request: Request, cluster: Cluster) -> Request:
     return replace(request, cpus=cpus, cpus_why=why)
 
 
-def _shares(request: Request, partition: Partition) -> Iterator[tuple[int, str]]:
+def _shares(request: SubmitRequest, partition: Partition) -> Iterator[tuple[int, str]]:
     """Yield for each kind of node how many CPUs belong to the requested GPUs, and why."""
     kind = request.gpus.rpartition(":")[0]
     whole = partition.whole_nodes or any(name == "exclusive" for name, _ in request.sbatch)
@@ -119,7 +119,7 @@ def _shares(request: Request, partition: Partition) -> Iterator[tuple[int, str]]
         yield max(1, share - share % node.threads), why
 
 
-def no_cpus(request: Request, why: str) -> Finding:
+def no_cpus(request: SubmitRequest, why: str) -> Finding:
     """Return the finding for a job with GPUs whose number of CPUs paceline cannot choose."""
     return Finding(
         "cpus-per-task-missing",
@@ -135,7 +135,7 @@ def _fatal(findings: Sequence[Finding]) -> bool:
     return any(finding.severity == "error" for finding in findings)
 
 
-def _account(request: Request, cluster: Cluster) -> Iterator[Finding]:
+def _account(request: SubmitRequest, cluster: Cluster) -> Iterator[Finding]:
     accounts = cluster.accounts
     if accounts is None or not request.account:
         return
@@ -150,7 +150,7 @@ def _account(request: Request, cluster: Cluster) -> Iterator[Finding]:
     )
 
 
-def _unknown_partition(name: str, request: Request, cluster: Cluster) -> Finding:
+def _unknown_partition(name: str, request: SubmitRequest, cluster: Cluster) -> Finding:
     names = [partition.name for partition in cluster.partitions]
     near = closest(name, names)
     fitting = [
@@ -166,7 +166,7 @@ def _unknown_partition(name: str, request: Request, cluster: Cluster) -> Finding
     )
 
 
-def _partition(request: Request, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
+def _partition(request: SubmitRequest, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
     overruled = any(name in _OVERRULED for name, _ in request.sbatch)
     yield from _nodes(request, partition, cluster)
     if not overruled:
@@ -174,7 +174,7 @@ def _partition(request: Request, partition: Partition, cluster: Cluster) -> Iter
     yield from _accounts_of(request, partition)
 
 
-def _nodes(request: Request, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
+def _nodes(request: SubmitRequest, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
     """Check what is requested of each node, and if that is possible the number of nodes."""
     if not partition.kinds:
         return
@@ -193,7 +193,7 @@ def _nodes(request: Request, partition: Partition, cluster: Cluster) -> Iterator
 
 
 def _too_few_nodes(
-    request: Request, partition: Partition, cluster: Cluster, fitting: int
+    request: SubmitRequest, partition: Partition, cluster: Cluster, fitting: int
 ) -> Finding:
     what = f"partition {partition.name} has {_node_words(fitting)}"
     evidence: tuple[str, ...] = ()
@@ -208,7 +208,9 @@ def _too_few_nodes(
     )
 
 
-def _gpus(request: Request, partition: Partition, cluster: Cluster, kind: str) -> Iterator[Finding]:
+def _gpus(
+    request: SubmitRequest, partition: Partition, cluster: Cluster, kind: str
+) -> Iterator[Finding]:
     most = max(node.num_gpus(kind) for node in partition.kinds)
     if request.num_gpus <= most:
         return
@@ -221,7 +223,7 @@ def _gpus(request: Request, partition: Partition, cluster: Cluster, kind: str) -
 
 
 def _unknown_gpu_kind(
-    request: Request, partition: Partition, kind: str, kinds: Sequence[str]
+    request: SubmitRequest, partition: Partition, kind: str, kinds: Sequence[str]
 ) -> Finding:
     near = closest(kind, kinds) or next(iter(kinds), "")
     prefix = f"{near}:" if near else ""
@@ -234,7 +236,7 @@ def _unknown_gpu_kind(
 
 
 def _too_many_gpus(
-    request: Request, partition: Partition, cluster: Cluster, kind: str, most: int
+    request: SubmitRequest, partition: Partition, cluster: Cluster, kind: str, most: int
 ) -> Finding:
     elsewhere = _elsewhere(request, partition, cluster)
     if most:
@@ -254,7 +256,7 @@ def _too_many_gpus(
     )
 
 
-def _more_nodes(request: Request, partition: Partition, kind: str, gpus_per_node: int) -> str:
+def _more_nodes(request: SubmitRequest, partition: Partition, kind: str, gpus_per_node: int) -> str:
     """Return ``--nodes N`` for all GPUs, or all such nodes if they are fewer; empty without N."""
     is_fixed = request.min_nodes == request.max_nodes
     total = request.num_gpus * request.max_nodes
@@ -265,7 +267,7 @@ def _more_nodes(request: Request, partition: Partition, kind: str, gpus_per_node
     return f"--nodes {num_nodes} "
 
 
-def _cpus(request: Request, partition: Partition) -> Iterator[Finding]:
+def _cpus(request: SubmitRequest, partition: Partition) -> Iterator[Finding]:
     most = max(node.cpus for node in partition.kinds)
     if request.cpus <= most or not most:
         return
@@ -284,7 +286,7 @@ def _cpus(request: Request, partition: Partition) -> Iterator[Finding]:
     )
 
 
-def _memory(request: Request, partition: Partition) -> Iterator[Finding]:
+def _memory(request: SubmitRequest, partition: Partition) -> Iterator[Finding]:
     most = max(node.memory_mb for node in partition.kinds)
     if not most or not request.mem or megabytes(request.mem) <= most:
         return
@@ -296,7 +298,7 @@ def _memory(request: Request, partition: Partition) -> Iterator[Finding]:
     )
 
 
-def _limits(request: Request, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
+def _limits(request: SubmitRequest, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
     limit_s = partition.max_time_s
     requested_s = request.time_s or 0
     if limit_s is not None and (request.unlimited or requested_s > limit_s):
@@ -318,7 +320,7 @@ def _limits(request: Request, partition: Partition, cluster: Cluster) -> Iterato
         )
 
 
-def _accounts_of(request: Request, partition: Partition) -> Iterator[Finding]:
+def _accounts_of(request: SubmitRequest, partition: Partition) -> Iterator[Finding]:
     account = request.account
     if not account:
         return
@@ -347,7 +349,7 @@ def describe(partition: Partition) -> str:
     return "; ".join([*kinds[:3], limit])
 
 
-def _elsewhere(request: Request, partition: Partition, cluster: Cluster) -> str:
+def _elsewhere(request: SubmitRequest, partition: Partition, cluster: Cluster) -> str:
     """Return ``, or --partition NAME`` for another partition that can serve the request, if any."""
     for other in cluster.partitions:
         if other.name == partition.name or not other.up or not other.kinds:
@@ -358,7 +360,7 @@ def _elsewhere(request: Request, partition: Partition, cluster: Cluster) -> str:
     return ""
 
 
-def _fits(node: NodeKind, request: Request, kind: str) -> bool:
+def _fits(node: NodeKind, request: SubmitRequest, kind: str) -> bool:
     memory = megabytes(request.mem) if request.mem else 0
     enough = not request.gpus or node.num_gpus(kind) >= request.num_gpus
     return enough and node.cpus >= request.cpus and node.memory_mb >= memory
@@ -391,7 +393,7 @@ def _node_words(count: int) -> str:
     return f"{count} node{'' if count == 1 else 's'}"
 
 
-def _where(typed: str, request: Request) -> str:
+def _where(typed: str, request: SubmitRequest) -> str:
     if request.partition:
         return f"{typed} --partition {word(request.partition)}"
     return f"{typed}, the default partition"

@@ -39,7 +39,7 @@ class Container:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ProfileSetting:
     """An environment variable for the job."""
 
     name: str  # name of the variable
@@ -62,7 +62,7 @@ class Profile:
     modules: tuple[str, ...] = ()  # modules to load
     conda: str = ""  # name or path of the conda environment to activate; empty for none
     lines: tuple[str, ...] = ()  # lines of shell, copied unchanged
-    environment: tuple[Setting, ...] = ()  # environment variables
+    environment: tuple[ProfileSetting, ...] = ()  # environment variables
     container: Container | None = None  # the container in which the ranks run, None for none
     # command in front of ``paceline``, in words; in the container if there is one
     prefix: tuple[str, ...] = ()
@@ -84,10 +84,10 @@ def read(text: str, *, name: str, path: str, environ: Mapping[str, str]) -> Prof
     Raises:
         UsageError: The file is not TOML, or a key is unknown, or a value has the wrong type.
     """
-    return _Reader(text, path, environ).read(name)
+    return _ProfileReader(text, path, environ).read(name)
 
 
-class _Reader:
+class _ProfileReader:
     """Parses one file; errors name the line."""
 
     def __init__(self, text: str, path: str, environ: Mapping[str, str]) -> None:
@@ -247,7 +247,7 @@ class _Reader:
     def _environment(self, table: Mapping[str, Any]) -> dict[str, Any]:
         return {"environment": tuple(self._setting(name, value) for name, value in table.items())}
 
-    def _setting(self, name: str, value: Any) -> Setting:
+    def _setting(self, name: str, value: Any) -> ProfileSetting:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise self._invalid(
                 "environment", name, f"{name!r} is not the name of a variable", 'NAME = "value"'
@@ -273,7 +273,9 @@ class _Reader:
             raise self._invalid(
                 "environment", name, f"the value of {name} is a text in quotes", fix
             )
-        return Setting(name, value, why, toml_reader.line_of(self._text, "environment", name))
+        return ProfileSetting(
+            name, value, why, toml_reader.line_of(self._text, "environment", name)
+        )
 
     def _run(self, table: Mapping[str, Any]) -> dict[str, Any]:
         run: dict[str, str | bool] = {}

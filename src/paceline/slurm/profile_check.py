@@ -15,7 +15,7 @@ from paceline.machine import slurm_commands as commands
 from paceline.slurm import limits, profile, profile_files, request, sbatch
 from paceline.slurm.cluster import Cluster, query_cluster
 from paceline.slurm.profile import PYXIS, Container, Profile
-from paceline.slurm.request import Request
+from paceline.slurm.request import SubmitRequest
 from paceline.text.quoting import word
 from paceline.text.wording import few
 
@@ -47,7 +47,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Report:
+class ProfileReport:
     """The results of all checks."""
 
     items: tuple[Item, ...]  # results in the order of the checks
@@ -79,7 +79,7 @@ class Report:
         return {"items": items, "findings": [finding.to_json() for finding in self.findings]}
 
 
-def check(name: str) -> Report:
+def check(name: str) -> ProfileReport:
     """Check that a profile is valid, and that the cluster can serve what it requests.
 
     Raises:
@@ -91,11 +91,11 @@ def check(name: str) -> Report:
         site = profile_files.read(path, name)
         requested = _parse_request(site)
     except UsageError as error:
-        return Report((_wrong(subject, error.finding),))
-    return Report((Item(subject, OK, site.description), *_items(site, requested)))
+        return ProfileReport((_wrong(subject, error.finding),))
+    return ProfileReport((Item(subject, OK, site.description), *_items(site, requested)))
 
 
-def _parse_request(site: Profile) -> Request:
+def _parse_request(site: Profile) -> SubmitRequest:
     """Return the request of a job that is submitted with the profile and without options."""
     try:
         return request.parse("train.py", (), typed={}, profile=site)
@@ -103,7 +103,7 @@ def _parse_request(site: Profile) -> Request:
         raise UsageError(replace(error.finding, name="profile-invalid", where=site.path)) from None
 
 
-def _items(site: Profile, requested: Request) -> Iterator[Item]:
+def _items(site: Profile, requested: SubmitRequest) -> Iterator[Item]:
     cluster = query_cluster(account=bool(requested.account))
     limit_items = list(_request(requested, cluster))
     yield from limit_items
@@ -126,7 +126,7 @@ def _items(site: Profile, requested: Request) -> Iterator[Item]:
         yield _environment(site, requested.max_nodes)
 
 
-def _request(requested: Request, cluster: Cluster) -> Iterator[Item]:
+def _request(requested: SubmitRequest, cluster: Cluster) -> Iterator[Item]:
     """Check the partition with its limits, and the account."""
     findings = limits.judge(requested, cluster)
     account_findings = tuple(
@@ -153,7 +153,7 @@ def _request(requested: Request, cluster: Cluster) -> Iterator[Item]:
         yield Item(subject, OK, f"accounts: {few(cluster.accounts, 8)}")
 
 
-def _sbatch(requested: Request) -> Item:
+def _sbatch(requested: SubmitRequest) -> Item:
     """Let sbatch check all options together."""
     subject = "sbatch --test-only"
     result = sbatch.trial(requested, environ=commands.outside())

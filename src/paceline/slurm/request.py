@@ -73,7 +73,7 @@ _SYNONYMS = {
 
 
 @dataclass(frozen=True)
-class Request:
+class SubmitRequest:
     """A request for a job."""
 
     script: str  # the script, module or program, as typed
@@ -128,7 +128,7 @@ class Request:
         handled = dict(self.forwarded).get("signals_to_handle", "").split(",")
         return next((name.removeprefix("SIG") for name in NOTICES if name in handled), "TERM")
 
-    def saving_at(self, signal: str) -> Request:
+    def saving_at(self, signal: str) -> SubmitRequest:
         """Return the request for a script that saves at a signal.
 
         The launcher then forwards this signal to the ranks. Signals that the user chose with
@@ -171,7 +171,7 @@ class Request:
 
 def parse(
     script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], profile: Profile
-) -> Request:
+) -> SubmitRequest:
     """Validate the command line and merge it with a profile; the command line takes precedence.
 
     Args:
@@ -201,7 +201,7 @@ def parse(
         cpus, cpus_why = int(ranks), "one for each rank"
     time_s, unlimited = _time(raw.get("time", ""))
     name = raw.get("job_name", "") or _name(script)
-    return Request(
+    return SubmitRequest(
         script=script,
         script_args=tuple(script_args),
         nodes=_plain_range(raw.get("nodes", "1")),

@@ -12,7 +12,7 @@ from paceline import env
 from paceline.errors import Finding, closest
 from paceline.machine import slurm_commands as commands
 from paceline.slurm.record import JobRecord
-from paceline.slurm.request import Request
+from paceline.slurm.request import SubmitRequest
 
 _ANSWER_S = 60.0
 _TRIAL_S = 10.0
@@ -124,7 +124,7 @@ class SbatchAnswer:
         if warnings:
             print(warnings, file=sys.stderr)
 
-    def record(self, requested: Request, *, earlier_ids: tuple[str, ...] = ()) -> JobRecord:
+    def record(self, requested: SubmitRequest, *, earlier_ids: tuple[str, ...] = ()) -> JobRecord:
         """Return the record of the job or array that was submitted now."""
         return JobRecord(
             job_id=self.job_id,
@@ -157,7 +157,7 @@ def submit(*words: str, environ: Mapping[str, str]) -> SbatchAnswer:
     return SbatchAnswer(reply, match[1], match[2] or "")
 
 
-def trial(requested: Request, *, environ: Mapping[str, str]) -> commands.Reply:
+def trial(requested: SubmitRequest, *, environ: Mapping[str, str]) -> commands.Reply:
     """Call ``sbatch --test-only``, since only sbatch knows QOS, features and submit plugins."""
     words = [
         f"--{name}" if value is None else f"--{name}={value}"

@@ -28,28 +28,28 @@ _SAVES = {
 
 
 @dataclass(frozen=True)
-class Saving:
+class SignalSaving:
     """How a script reacts to a stop signal."""
 
     signal: str = "SIGTERM"  # the signal to send: ``"SIGTERM"``, ``"SIGUSR1"`` or ``"SIGUSR2"``
     finding: Finding | None = None  # why nothing will be saved, None if that is unknown
 
 
-def look(text: str, *, script: str) -> Saving:
+def look(text: str, *, script: str) -> SignalSaving:
     """Return how a script reacts to a stop signal."""
     tree = tree_of(text)
     if tree is None:
-        return Saving()
+        return SignalSaving()
     nodes = list(ast.walk(tree))
     names = {_name(node) for node in nodes} | set(_imported(nodes))
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     signal = _signal_of_auto_requeue(calls) or _signal_of_handler(calls, names)
     if signal:
-        return Saving(signal)
+        return SignalSaving(signal)
     trainer = next((call for call in calls if _name(call.func) in _TRAINERS), None)
     if trainer is None or _may_save(nodes, names):
-        return Saving()
-    return Saving(finding=_not_saved(f"{script}:{trainer.lineno}"))
+        return SignalSaving()
+    return SignalSaving(finding=_not_saved(f"{script}:{trainer.lineno}"))
 
 
 def _signal_of_auto_requeue(calls: Iterable[ast.Call]) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from paceline.errors import Finding, UsageError
-from paceline.testing.job import DIED_ON_PURPOSE, HANGS_ON_PURPOSE, Channel
+from paceline.testing.job import DIED_ON_PURPOSE, HANGS_ON_PURPOSE, RankChannel
 
 _DIE, _HANG, _NAN = "die", "hang", "nan"
 _ANNOUNCED = {_DIE: DIED_ON_PURPOSE, _HANG: HANGS_ON_PURPOSE}
@@ -42,7 +42,7 @@ class _Fault:
 class _Rank:
     """The state of this rank in the running job."""
 
-    def __init__(self, number: int, channel: Channel) -> None:
+    def __init__(self, number: int, channel: RankChannel) -> None:
         self.number, self.channel = number, channel
         self.faults: list[_Fault] = []
         self.handles: list[Any] = []
@@ -51,7 +51,7 @@ class _Rank:
 _here: _Rank | None = None
 
 
-def prepare(number: int, channel: Channel) -> None:
+def prepare(number: int, channel: RankChannel) -> None:
     """Begin a job in which nothing is broken yet."""
     global _here  # noqa: PLW0603  # a process is one rank
     _here = _Rank(number, channel)

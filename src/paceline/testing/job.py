@@ -27,7 +27,7 @@ AS_PLANNED = (RETURNED, SKIPPED, XFAILED, DIED_ON_PURPOSE, HANGS_ON_PURPOSE)
 
 
 @dataclass(frozen=True)
-class Start:
+class RankStart:
     """How the ranks of a job find each other."""
 
     world_size: int  # number of ranks
@@ -49,10 +49,10 @@ class ModuleSource:
 
 
 @dataclass(frozen=True)
-class Job:
+class RankJob:
     """One call that ranks make."""
 
-    start: Start  # how they find each other
+    start: RankStart  # how they find each other
     environ: dict[str, str] = field(repr=False)  # environment of the test process
     folder: str  # its working folder
     path: tuple[str, ...]  # its ``sys.path``
@@ -75,7 +75,7 @@ class RankWarning:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RankOutcome:
     """How one rank's part of a job has ended."""
 
     kind: str  # ``RETURNED`` or another of the constants above
@@ -103,7 +103,7 @@ _LENGTH = struct.Struct("!Q")
 _CHUNK_BYTES = 1 << 20
 
 
-class Channel:
+class RankChannel:
     """One end of a connection: a connected stream socket, which the channel owns."""
 
     def __init__(self, end: socket.socket) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from paceline.testing.faults import Faults
-    from paceline.testing.job import Outcome
+    from paceline.testing.job import RankOutcome
     from paceline.testing.mark import RanksMark
     from paceline.testing.parity import SameAtAnySize
     from paceline.testing.pool import Ranks, RanksFailed
@@ -263,10 +263,10 @@ def _timeout_s(text: str) -> float:
     return value
 
 
-def _call(pool: Ranks, item: pytest.Function) -> dict[int, Outcome]:
+def _call(pool: Ranks, item: pytest.Function) -> dict[int, RankOutcome]:
     __tracebackhide__ = True
     from paceline.testing.job import GROUP, VARIABLES, PerRank
-    from paceline.testing.pool import Call
+    from paceline.testing.pool import RankCall
 
     mark = _mark_of(item)
     names = inspect.signature(item.obj).parameters
@@ -276,7 +276,7 @@ def _call(pool: Ranks, item: pytest.Function) -> dict[int, Outcome]:
         if name in names
     }
     return pool.call(
-        Call(item.obj, (), arguments, (item.module.__name__,)),
+        RankCall(item.obj, (), arguments, (item.module.__name__,)),
         world_size=_parameters(item)[_PARAMETER],
         kind=GROUP if mark.group else VARIABLES,
         fresh=mark.fresh,
@@ -295,7 +295,7 @@ def _original(failure: RanksFailed) -> BaseException:
     return error if isinstance(error, Exception) else failure
 
 
-def _pass_on(outcomes: dict[int, Outcome]) -> None:
+def _pass_on(outcomes: dict[int, RankOutcome]) -> None:
     """Skip the test, or let it fail as expected, if a rank did."""
     from paceline.testing.job import SKIPPED, XFAILED
 

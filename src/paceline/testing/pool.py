@@ -30,16 +30,16 @@ from paceline.testing.job import (
     RETURNED,
     STUCK,
     VARIABLES,
-    Channel,
-    Job,
     ModuleSource,
-    Outcome,
-    Start,
+    RankChannel,
+    RankJob,
+    RankOutcome,
+    RankStart,
     pack,
     unpack,
 )
 from paceline.testing.mark import DEFAULT_COLLECTIVE_TIMEOUT_S, DEFAULT_TIMEOUT_S
-from paceline.testing.processes import Output, RankProcesses, Style
+from paceline.testing.processes import RankOutput, RankProcesses, Style
 
 # How long other ranks may continue after one has failed: gloo notices within milliseconds.
 GRACE_S = 5.0
@@ -52,15 +52,15 @@ class Answers:
 
     def __init__(
         self,
-        channels: Mapping[int, Channel],  # of each rank
+        channels: Mapping[int, RankChannel],  # of each rank
         pids: Mapping[int, int],  # of each rank
         *,
-        control: Channel,  # of the server, which says which rank has ended
+        control: RankChannel,  # of the server, which says which rank has ended
         folder: Path,  # of the ranks' files
     ) -> None:
         self._channels, self._pids = channels, pids
         self._control, self._folder = control, folder
-        self.outcomes: dict[int, Outcome] = {}
+        self.outcomes: dict[int, RankOutcome] = {}
         self._statuses: dict[int, int] = {}
 
     def collect(self, deadline_s: float) -> None:
@@ -113,7 +113,7 @@ class Answers:
             select.select([self._control], [], [], _LAST_MESSAGE_S)  # the server says how it ended
             return
         kind = message if isinstance(message, str) else ""
-        now = Outcome(kind, time.monotonic())
+        now = RankOutcome(kind, time.monotonic())
         self.outcomes[rank] = now if kind else message
 
     def _note_end(self, rank: int, status: int) -> None:
@@ -124,7 +124,7 @@ class Answers:
         crash = stacks.read_crash(_stacks_file(self._folder, rank))
         place = Position(rank, frames=crash).place
         text = _listed(crash)
-        self.outcomes[rank] = Outcome(
+        self.outcomes[rank] = RankOutcome(
             ENDED, time.monotonic(), headline=_end(status), text=text, place=place
         )
 
@@ -140,9 +140,9 @@ def _stacks_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.stacks"
 
 
-def _stuck(rank: int, frames: tuple[Frame, ...]) -> Outcome:
+def _stuck(rank: int, frames: tuple[Frame, ...]) -> RankOutcome:
     position = Position(rank, frames=frames)
-    return Outcome(STUCK, time.monotonic(), headline=position.doing, text=_listed(frames))
+    return RankOutcome(STUCK, time.monotonic(), headline=position.doing, text=_listed(frames))
 
 
 def _listed(frames: tuple[Frame, ...]) -> str:
@@ -163,7 +163,7 @@ def _end(status: int) -> str:
     return f"exit status {os.WEXITSTATUS(status)}"
 
 
-def is_unusable(outcomes: Mapping[int, Outcome]) -> bool:
+def is_unusable(outcomes: Mapping[int, RankOutcome]) -> bool:
     """Return whether ranks have to be forked again: one failed, is gone or does not answer."""
     needs_new = (DIED_ON_PURPOSE, HANGS_ON_PURPOSE)
     return any(
@@ -172,7 +172,7 @@ def is_unusable(outcomes: Mapping[int, Outcome]) -> bool:
 
 
 @dataclass(frozen=True)
-class Call:
+class RankCall:
     """What ranks are asked to do."""
 
     function: Callable[..., Any]  # a function
@@ -190,7 +190,7 @@ class RanksFailed(AssertionError):
         headline: The failure in one line.
     """
 
-    def __init__(self, outcomes: Mapping[int, Outcome], limit_s: float) -> None:
+    def __init__(self, outcomes: Mapping[int, RankOutcome], limit_s: float) -> None:
         super().__init__(report.render(outcomes, limit_s=limit_s))
         self.outcomes = outcomes
         self.headline = report.headline(outcomes)
@@ -254,7 +254,7 @@ class Ranks:
         """
         __tracebackhide__ = True
         outcomes = self.call(
-            Call(function, args, kwargs),
+            RankCall(function, args, kwargs),
             world_size=world_size,
             kind=GROUP if group else VARIABLES,
             timeout_s=timeout_s,
@@ -263,14 +263,14 @@ class Ranks:
 
     def call(
         self,
-        call: Call,
+        call: RankCall,
         *,
         world_size: int,
         kind: str = BARE,
         fresh: bool = False,
         timeout_s: float | None = None,
         collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S,
-    ) -> dict[int, Outcome]:
+    ) -> dict[int, RankOutcome]:
         """Let ranks make a call; return the outcome of each.
 
         Args:
@@ -294,7 +294,7 @@ class Ranks:
         self._num_jobs += 1
         with _reserved_port() as port:
             store = processes.folder / f"store-{self._num_jobs}"
-            start = Start(world_size, kind, str(store), port, collective_timeout_s)
+            start = RankStart(world_size, kind, str(store), port, collective_timeout_s)
             outcomes = self._perform(self._job(start, content, sources), limit_s)
         if fresh or is_unusable(outcomes):
             processes.stop_ranks()
@@ -321,14 +321,14 @@ class Ranks:
             self._processes = RankProcesses(self._style, self._preload)
         return self._processes
 
-    def _perform(self, job: Job, limit_s: float) -> dict[int, Outcome]:
+    def _perform(self, job: RankJob, limit_s: float) -> dict[int, RankOutcome]:
         """Send a job to its ranks; on an interruption, note where they are and end them."""
         __tracebackhide__ = True
         processes, ranks = self._started(), range(job.start.world_size)
         channels = {rank: processes.channels[rank] for rank in ranks}
         pids = {rank: processes.pids[rank] for rank in ranks}
         answers = Answers(channels, pids, control=processes.control, folder=processes.folder)
-        output = Output(processes.folder, ranks)
+        output = RankOutput(processes.folder, ranks)
         self.output = {}
         try:
             for channel in channels.values():
@@ -346,8 +346,8 @@ class Ranks:
             self.output.update(output.read())
         return answers.outcomes
 
-    def _job(self, start: Start, content: bytes, sources: tuple[ModuleSource, ...]) -> Job:
-        return Job(
+    def _job(self, start: RankStart, content: bytes, sources: tuple[ModuleSource, ...]) -> RankJob:
+        return RankJob(
             start=start,
             environ={env.OMP_THREADS: "1", **env.snapshot()},
             folder=os.getcwd(),
@@ -359,7 +359,7 @@ class Ranks:
         )
 
 
-def _packed(call: Call) -> tuple[bytes, tuple[ModuleSource, ...]]:
+def _packed(call: RankCall) -> tuple[bytes, tuple[ModuleSource, ...]]:
     """Pickle a call with the warning filters of this moment."""
     kwargs = dict(call.kwargs or {})
     whole = (list(warnings.filters), call.function, tuple(call.args), kwargs)
@@ -370,7 +370,7 @@ def _packed(call: Call) -> tuple[bytes, tuple[ModuleSource, ...]]:
     return content, rank.describe((*call.module_names, *names))
 
 
-def _not_picklable(call: Call, error: Exception) -> Finding:
+def _not_picklable(call: RankCall, error: Exception) -> Finding:
     culprits = []
     named = [*((str(place), value) for place, value in enumerate(call.args, start=1))]
     for name, value in (*named, *(call.kwargs or {}).items()):
@@ -388,11 +388,11 @@ def _not_picklable(call: Call, error: Exception) -> Finding:
     )
 
 
-def _value(outcome: Outcome) -> Any:
+def _value(outcome: RankOutcome) -> Any:
     return unpack(outcome.value) if outcome.kind == RETURNED else None
 
 
-def _warn_again(outcomes: Mapping[int, Outcome]) -> None:
+def _warn_again(outcomes: Mapping[int, RankOutcome]) -> None:
     """Raise the warnings of ranks in this process, each once, so that pytest lists them."""
     for warning in dict.fromkeys(
         warning for outcome in outcomes.values() for warning in outcome.warnings

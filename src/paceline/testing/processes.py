@@ -22,7 +22,7 @@ from paceline import env
 from paceline.errors import Finding, SetupError
 from paceline.machine import torch_requirements
 from paceline.testing import server
-from paceline.testing.job import Channel
+from paceline.testing.job import RankChannel
 
 # How long the server may take to import torch and what is preloaded: minutes on a loaded machine.
 _START_S = 300.0
@@ -70,9 +70,9 @@ class RankProcesses:
         self._style, self._preload = style, tuple(preload)
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-ranks-")
         self._process: subprocess.Popen[bytes] | None = None
-        self._control: Channel | None = None
+        self._control: RankChannel | None = None
         self._is_ready = False
-        self.channels: dict[int, Channel] = {}  # of each rank
+        self.channels: dict[int, RankChannel] = {}  # of each rank
         self.pids: dict[int, int] = {}  # of each rank
 
     @property
@@ -81,7 +81,7 @@ class RankProcesses:
         return Path(self._folder.name)
 
     @property
-    def control(self) -> Channel:
+    def control(self) -> RankChannel:
         """The control channel of the server."""
         assert self._control is not None
         return self._control
@@ -97,8 +97,8 @@ class RankProcesses:
             raise SetupError(_no_fork())
         torch_requirements.require_installed()
         ours, theirs = socket.socketpair()
-        self._control = Channel(ours)
-        settings = server.Settings(
+        self._control = RankChannel(ours)
+        settings = server.ServerSettings(
             control=theirs.fileno(),
             folder=str(self.folder),
             preload=self._preload,
@@ -175,7 +175,7 @@ class RankProcesses:
         finally:
             for _, theirs in pairs:
                 theirs.close()
-        self.channels = {rank: Channel(ours) for rank, (ours, _) in enumerate(pairs)}
+        self.channels = {rank: RankChannel(ours) for rank, (ours, _) in enumerate(pairs)}
         self.pids = dict(enumerate(pids))
 
     def _next(self, kind: str, limit_s: float) -> tuple[Any, ...]:
@@ -190,7 +190,7 @@ class RankProcesses:
         raise SetupError(_not_started(self._preload))
 
 
-class Output:
+class RankOutput:
     """What ranks print from now on; ``folder`` is that of their files."""
 
     def __init__(self, folder: Path, ranks: Iterable[int]) -> None:

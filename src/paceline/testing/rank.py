@@ -39,13 +39,13 @@ from paceline.testing.job import (
     SKIPPED,
     VARIABLES,
     XFAILED,
-    Channel,
-    Job,
     ModuleSource,
-    Outcome,
     PerRank,
+    RankChannel,
+    RankJob,
+    RankOutcome,
+    RankStart,
     RankWarning,
-    Start,
     pack,
     unpack,
 )
@@ -154,7 +154,7 @@ class Files:
         return cls(stdout, stderr, stacks) if is_captured else cls(None, None, stacks)
 
 
-def serve(channel: Channel, rank: int, files: Files) -> None:
+def serve(channel: RankChannel, rank: int, files: Files) -> None:
     """Perform jobs until the channel is closed; it brings jobs and takes outcomes."""
     _redirect(files)
     # Jobs leave process groups behind that are destroyed and not yet collected. A loader worker
@@ -162,7 +162,7 @@ def serve(channel: Channel, rank: int, files: Files) -> None:
     os.register_at_fork(before=gc.disable, after_in_parent=gc.enable, after_in_child=_keep_garbage)
     while True:
         try:
-            job: Job = channel.receive()
+            job: RankJob = channel.receive()
         except EOFError:
             return
         with _surroundings(job, rank):
@@ -189,7 +189,7 @@ def _keep_garbage() -> None:
 
 
 @contextlib.contextmanager
-def _surroundings(job: Job, rank: int) -> Iterator[None]:
+def _surroundings(job: RankJob, rank: int) -> Iterator[None]:
     """Be where the test process is: environment, folder, path; with the seeds of this rank."""
     env.replace({**job.environ, **_variables(job.start, rank)})
     with contextlib.suppress(OSError):  # a folder that is gone is gone for the test as well
@@ -204,7 +204,7 @@ def _surroundings(job: Job, rank: int) -> Iterator[None]:
     faults.forget()
 
 
-def _variables(start: Start, rank: int) -> dict[str, str]:
+def _variables(start: RankStart, rank: int) -> dict[str, str]:
     """Return the variables of torchrun for a rank."""
     if start.kind == BARE:
         return {}
@@ -229,7 +229,7 @@ def _seed(rank: int) -> None:
         sys.modules["numpy.random"].seed(rank)
 
 
-def _perform(job: Job, rank: int, channel: Channel) -> None:
+def _perform(job: RankJob, rank: int, channel: RankChannel) -> None:
     """Make the call and send its outcome, before the group ends if the call has failed.
 
     The other ranks notice the end of the group, and what they then say is a consequence.
@@ -247,7 +247,7 @@ def _perform(job: Job, rank: int, channel: Channel) -> None:
             _leave_group()
 
 
-def _outcome(job: Job, rank: int, channel: Channel, since_ns: int) -> Outcome:
+def _outcome(job: RankJob, rank: int, channel: RankChannel, since_ns: int) -> RankOutcome:
     """Make the call; return how it ended."""
     faults.prepare(rank, channel)
     try:
@@ -264,9 +264,9 @@ def _outcome(job: Job, rank: int, channel: Channel, since_ns: int) -> Outcome:
         faults.require_happened()
         outcome = _returned(value)
     except pytest.skip.Exception as error:
-        return Outcome(SKIPPED, time.monotonic(), headline=str(error))
+        return RankOutcome(SKIPPED, time.monotonic(), headline=str(error))
     except pytest.xfail.Exception as error:
-        return Outcome(XFAILED, time.monotonic(), headline=str(error))
+        return RankOutcome(XFAILED, time.monotonic(), headline=str(error))
     except BaseException as error:
         return _failure(error, job, since_ns)
     return replace(outcome, warnings=tuple(map(_described, raised)))
@@ -284,7 +284,7 @@ def _made_here(args: Any, kwargs: Any, rank: int) -> Iterator[tuple[list[Any], d
         yield [own(value) for value in args], {key: own(value) for key, value in kwargs.items()}
 
 
-def _enter_group(start: Start, rank: int) -> None:
+def _enter_group(start: RankStart, rank: int) -> None:
     """Make the default group if the job begins with one, and wait until all ranks have it.
 
     A body without a collective may end before another rank has connected to this one.
@@ -312,7 +312,7 @@ def _leave_group() -> None:
         dist.destroy_process_group()
 
 
-def _returned(value: Any) -> Outcome:
+def _returned(value: Any) -> RankOutcome:
     try:
         content, _ = pack(value)
     except Exception as error:
@@ -320,7 +320,7 @@ def _returned(value: Any) -> Outcome:
             f"the ranks cannot send back what the function has returned, a {type(value).__name__}:"
             f" {error}"
         ) from None
-    return Outcome(RETURNED, time.monotonic(), value=content)
+    return RankOutcome(RETURNED, time.monotonic(), value=content)
 
 
 def _described(warning: warnings.WarningMessage) -> RankWarning:
@@ -328,7 +328,7 @@ def _described(warning: warnings.WarningMessage) -> RankWarning:
     return RankWarning(str(warning.message), category, warning.filename, warning.lineno)
 
 
-def _failure(error: BaseException, job: Job, since_ns: int) -> Outcome:
+def _failure(error: BaseException, job: RankJob, since_ns: int) -> RankOutcome:
     """Return the outcome of an exception, with its traceback as pytest prints it."""
     time_s = time.monotonic()
     info = pytest.ExceptionInfo.from_exception(error)
@@ -343,7 +343,7 @@ def _failure(error: BaseException, job: Job, since_ns: int) -> Outcome:
     with contextlib.suppress(Exception):
         content, _ = pack(error)
         unpack(content)  # many exceptions can be pickled and not be made again
-    return Outcome(
+    return RankOutcome(
         FAILED,
         time_s,
         headline=info.exconly(tryshort=True).splitlines()[0],

@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping
 
 from paceline.launch.monitor.proof import Call, difference
 from paceline.signatures import rank_errors
-from paceline.testing.job import AS_PLANNED, ENDED, FAILED, STUCK, Outcome
+from paceline.testing.job import AS_PLANNED, ENDED, FAILED, STUCK, RankOutcome
 from paceline.text.wording import duration, is_or_are, named, shorten
 
 _MOST_LINE = 200
 
 
-def failures(outcomes: Mapping[int, Outcome]) -> dict[int, Outcome]:
+def failures(outcomes: Mapping[int, RankOutcome]) -> dict[int, RankOutcome]:
     """Return the outcomes that fail the test, the likely cause first."""
     failed = {rank: outcome for rank, outcome in outcomes.items() if outcome.kind not in AS_PLANNED}
     return dict(sorted(failed.items(), key=lambda entry: _order(*entry)))
 
 
-def _order(rank: int, outcome: Outcome) -> tuple[int, float, int]:
+def _order(rank: int, outcome: RankOutcome) -> tuple[int, float, int]:
     """Return the key by which causes come before what follows from them.
 
     A rank that lost its connection or was left waiting is a victim if any other rank failed for
@@ -29,13 +29,13 @@ def _order(rank: int, outcome: Outcome) -> tuple[int, float, int]:
     return int(is_consequence(outcome)), outcome.time_s, rank
 
 
-def is_consequence(outcome: Outcome) -> bool:
+def is_consequence(outcome: RankOutcome) -> bool:
     """Return whether a rank failed because another one had gone or did not come."""
     error = rank_errors.read(outcome.headline)
     return outcome.kind == FAILED and (error.has_lost_peer or bool(error.wait))
 
 
-def headline(outcomes: Mapping[int, Outcome]) -> str:
+def headline(outcomes: Mapping[int, RankOutcome]) -> str:
     """Return a failure in one line, for the summary of the test run."""
     rank, first = next(iter(failures(outcomes).items()))
     differing = _difference(outcomes)
@@ -44,7 +44,7 @@ def headline(outcomes: Mapping[int, Outcome]) -> str:
     return shorten(f"{named([rank])}: {_in_one_line(first)}", _MOST_LINE)
 
 
-def render(outcomes: Mapping[int, Outcome], *, limit_s: float) -> str:
+def render(outcomes: Mapping[int, RankOutcome], *, limit_s: float) -> str:
     """Return the failure of a test on several ranks, which had ``limit_s``, as text."""
     failed = failures(outcomes)
     if all(outcome.kind == STUCK for outcome in failed.values()):
@@ -55,7 +55,7 @@ def render(outcomes: Mapping[int, Outcome], *, limit_s: float) -> str:
     return "\n".join([f"{differing}\n", *lines] if is_cause else lines)
 
 
-def _difference(outcomes: Mapping[int, Outcome]) -> str:
+def _difference(outcomes: Mapping[int, RankOutcome]) -> str:
     """Return how calls with one number differ between ranks; empty if none do."""
     calls: dict[tuple[str, int], dict[int, Call]] = {}
     for rank, outcome in sorted(outcomes.items()):
@@ -64,14 +64,14 @@ def _difference(outcomes: Mapping[int, Outcome]) -> str:
     return next(filter(None, map(difference, calls.values())), "")
 
 
-def _hang(outcomes: Mapping[int, Outcome], limit_s: float) -> Iterator[str]:
+def _hang(outcomes: Mapping[int, RankOutcome], limit_s: float) -> Iterator[str]:
     stuck = [rank for rank, outcome in outcomes.items() if outcome.kind == STUCK]
     doing = f"{named(stuck)} of {len(outcomes)} {is_or_are(stuck)} not done"
     yield f"{doing} after {duration(limit_s)}:"
     yield from states(outcomes)
 
 
-def states(outcomes: Mapping[int, Outcome]) -> Iterator[str]:
+def states(outcomes: Mapping[int, RankOutcome]) -> Iterator[str]:
     """Return where each rank is, in a line, and the stacks of those that have not answered."""
     for rank, outcome in sorted(outcomes.items()):
         yield f"  rank {rank}: {_in_one_line(outcome)}"
@@ -81,7 +81,7 @@ def states(outcomes: Mapping[int, Outcome]) -> Iterator[str]:
         yield outcomes[rank].text or "  not visible"
 
 
-def _cause(failed: Mapping[int, Outcome], num_ranks: int) -> Iterator[str]:
+def _cause(failed: Mapping[int, RankOutcome], num_ranks: int) -> Iterator[str]:
     """Return the first failure, and after it a line for each of the others."""
     first_rank, first = next(iter(failed.items()))
     alike = [rank for rank, outcome in failed.items() if outcome.text == first.text]
@@ -99,7 +99,7 @@ def _cause(failed: Mapping[int, Outcome], num_ranks: int) -> Iterator[str]:
         yield f"rank {rank}: {_afterwards(outcome)}"
 
 
-def _afterwards(outcome: Outcome) -> str:
+def _afterwards(outcome: RankOutcome) -> str:
     """Return what became of a rank after another one had failed."""
     if outcome.kind != FAILED or not rank_errors.read(outcome.headline).has_lost_peer:
         return _in_one_line(outcome)
@@ -107,7 +107,7 @@ def _afterwards(outcome: Outcome) -> str:
     return f"lost its connection to a rank that had ended{within}{_at(outcome)}"
 
 
-def _in_one_line(outcome: Outcome) -> str:
+def _in_one_line(outcome: RankOutcome) -> str:
     if outcome.kind == STUCK:
         return f"not done: {outcome.headline or 'not visible'}"
     if outcome.kind == ENDED:
@@ -117,5 +117,5 @@ def _in_one_line(outcome: Outcome) -> str:
     return outcome.kind
 
 
-def _at(outcome: Outcome) -> str:
+def _at(outcome: RankOutcome) -> str:
     return f" ({outcome.place})" if outcome.place else ""

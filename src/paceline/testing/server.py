@@ -26,13 +26,13 @@ import pytest
 
 from paceline.machine import own_process
 from paceline.testing import rank
-from paceline.testing.job import Channel
+from paceline.testing.job import RankChannel
 
 READY, FORK, FORKED, ENDED = "ready", "fork", "forked", "ended"
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """What the server is started with."""
 
     control: int  # descriptor of its end of the control channel
@@ -48,7 +48,7 @@ class Settings:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Settings:
+    def from_json(cls, text: str) -> ServerSettings:
         """Return the settings that ``to_json`` has written."""
         values = json.loads(text)
         lists = {name: tuple(values[name]) for name in ("preload", "markers")}
@@ -57,7 +57,7 @@ class Settings:
 
 def main(text: str) -> None:
     """Serve until the control channel closes."""
-    settings = Settings.from_json(text)
+    settings = ServerSettings.from_json(text)
     plain = ("cacheprovider", "warnings", "faulthandler", "threadexception", "unraisableexception")
     arguments = [
         "-c",
@@ -74,15 +74,15 @@ def main(text: str) -> None:
         f"verbosity_assertions={settings.verbosity}",
         *(word for name in plain for word in ("-p", f"no:{name}")),
     ]
-    pytest.main(arguments, plugins=[Server(settings)])
+    pytest.main(arguments, plugins=[RankServer(settings)])
 
 
-class Server:
+class RankServer:
     """The server, as a plugin of pytest; ``settings`` is what it was started with."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
-        self._control = Channel(socket.socket(fileno=settings.control))
+        self._control = RankChannel(socket.socket(fileno=settings.control))
         self._pids: list[int] = []
         self._wakeup = os.pipe()
 
@@ -167,7 +167,7 @@ class Server:
                 os.close(end)
             folder = Path(self._settings.folder)
             files = rank.Files.of(folder, number, is_captured=self._settings.is_captured)
-            rank.serve(Channel(socket.socket(fileno=handles[number])), number, files)
+            rank.serve(RankChannel(socket.socket(fileno=handles[number])), number, files)
             status = 0
         except BaseException:
             sys.excepthook(*sys.exc_info())
@@ -218,7 +218,7 @@ def _import_before_fork(preload: Sequence[str]) -> None:
         import_module(name)
 
 
-def command(settings: Settings) -> list[Any]:
+def command(settings: ServerSettings) -> list[Any]:
     """Return the command that starts the server."""
     return own_process.command(settings.to_json(), module="paceline.testing.server")
 

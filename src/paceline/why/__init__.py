@@ -32,12 +32,12 @@ from collections.abc import Callable, Sequence
 from paceline.errors import Finding, SetupError, option_invalid
 from paceline.why import gather, processes, signalled
 from paceline.why.gather import WatchOptions
-from paceline.why.report import Report, make
+from paceline.why.report import HangReport, make
 
 __all__ = ["collect", "why"]
 
 
-def why(words: Sequence[str], *, seconds: float, signal: str = "") -> Report:
+def why(words: Sequence[str], *, seconds: float, signal: str = "") -> HangReport:
     """Explain what the ranks of runs wait for.
 
     Args:

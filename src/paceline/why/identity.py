@@ -37,7 +37,7 @@ _SETTINGS = (
 
 
 @dataclass(frozen=True)
-class Identity:
+class RankIdentity:
     """The place of a process in a run, as its environment says."""
 
     family: str  # the variable that has the rank: ``RANK``, ``SLURM_PROCID``
@@ -51,13 +51,13 @@ class Identity:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-def read(environ: Mapping[str, str]) -> Identity | None:
+def read(environ: Mapping[str, str]) -> RankIdentity | None:
     """Return the identity of a process, None if it is not a rank."""
     for family, size, local, local_size in _FAMILIES:
         rank, world_size = _number(environ.get(family)), _number(environ.get(size))
         if rank < 0 or world_size <= rank or (family == "SLURM_PROCID" and not _is_step(environ)):
             continue
-        return Identity(
+        return RankIdentity(
             family,
             rank,
             world_size,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.why.identity import RANK, Identity
+from paceline.why.identity import RANK, RankIdentity
 from paceline.why.identity import read as read_identity
 
 _PROC = Path("/proc")
@@ -23,7 +23,7 @@ class RankProcess:
     """A process that is a rank."""
 
     pid: int  # process id
-    identity: Identity  # the rank and its run
+    identity: RankIdentity  # the rank and its run
     launcher: int  # process id of the process that started the rank
     started_by: str  # description of that process: ``torchrun (process 4242)``
     script: str  # command that the rank runs: ``train.py --lr 0.1``
@@ -49,7 +49,7 @@ def find() -> list[RankProcess]:
     return sorted(ranks, key=lambda rank: (rank.identity.run, rank.identity.rank, rank.pid))
 
 
-def choose(identities: Mapping[int, Identity], parents: Mapping[int, int]) -> list[int]:
+def choose(identities: Mapping[int, RankIdentity], parents: Mapping[int, int]) -> list[int]:
     """Return which Python processes are ranks: children of a rank inherit its variables. Pure.
 
     A launcher inside a Slurm step has the step's variables: it is not a rank if its descendants
@@ -109,7 +109,7 @@ def is_own(pid: int) -> bool:
     return os.geteuid() in (0, owner(pid))
 
 
-def _identity(pid: int) -> Identity | None:
+def _identity(pid: int) -> RankIdentity | None:
     pairs = (
         pair.partition("=") for pair in _read(pid, "environ").decode(errors="replace").split("\0")
     )
@@ -157,7 +157,7 @@ def has_loaded(pid: int, library: str) -> bool:
     return f"/{library}".encode() in _read(pid, "maps")
 
 
-def _rank(pid: int, identity: Identity, launcher: int) -> RankProcess:
+def _rank(pid: int, identity: RankIdentity, launcher: int) -> RankProcess:
     return RankProcess(pid, identity, launcher, _started_by(launcher), script_of(command(pid)))
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.launch.monitor import ras
-from paceline.why.identity import Identity
+from paceline.why.identity import RankIdentity
 
 _ANSWER_S = 3.0
 _MOST_BYTES = 1 << 26
@@ -34,7 +34,7 @@ _LATEST = 256
 _TICK_NS = 10_000_000
 
 
-def dump(identity: Identity) -> dict[str, Any]:
+def dump(identity: RankIdentity) -> dict[str, Any]:
     """Return the dump of a rank's Flight Recorder, empty if it cannot be queried."""
     path = identity.settings.get("TORCH_WORKER_SERVER_SOCKET", "")
     if path:
@@ -69,7 +69,7 @@ def _ask_server(path: str) -> dict[str, Any]:
     return {}
 
 
-def _dump_file(identity: Identity) -> Path:
+def _dump_file(identity: RankIdentity) -> Path:
     cache = Path(os.path.expanduser("~/.cache/torch/comm_lib_trace_rank_"))
     names = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     stem = next(
@@ -142,6 +142,6 @@ def members(trace: Mapping[str, Any], *, world_size: int) -> dict[str, list[int]
     return groups
 
 
-def ask_nccl(identity: Identity) -> list[str]:
+def ask_nccl(identity: RankIdentity) -> list[str]:
     """Return the faults that NCCL's RAS reports, in at most two lines."""
     return ras.notable(ras.ask(identity.settings.get("NCCL_RAS_ADDR") or ras.DEFAULT))

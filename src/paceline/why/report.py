@@ -10,7 +10,7 @@ from paceline.errors import Finding, status_of
 from paceline.text.quoting import printable
 from paceline.text.wording import few, named, shorten
 from paceline.why.rank_state import Account
-from paceline.why.verdict import MOVING, PROVEN, Verdict, judge
+from paceline.why.verdict import MOVING, PROVEN, HangVerdict, judge
 
 _MOST_EVIDENCE = 8
 
@@ -20,7 +20,7 @@ class RunReport:
     """The report on one run."""
 
     accounts: tuple[Account, ...]  # accounts of its ranks, in order
-    verdict: Verdict  # the verdict on the run
+    verdict: HangVerdict  # the verdict on the run
 
     def lines(self) -> list[str]:
         """Return the lines to print."""
@@ -68,7 +68,7 @@ class RunReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class HangReport:
     """The report of ``paceline why``."""
 
     runs: tuple[RunReport, ...]  # reports on the runs
@@ -99,7 +99,7 @@ class Report:
         }
 
 
-def make(accounts: Sequence[Account], missed: Sequence[str] = ()) -> Report:
+def make(accounts: Sequence[Account], missed: Sequence[str] = ()) -> HangReport:
     """Return the report about ranks of one run or several.
 
     Args:
@@ -109,6 +109,6 @@ def make(accounts: Sequence[Account], missed: Sequence[str] = ()) -> Report:
     runs: dict[str, list[Account]] = {}
     for account in sorted(accounts, key=lambda account: (account.run, account.rank)):
         runs.setdefault(account.run, []).append(account)
-    return Report(
+    return HangReport(
         tuple(RunReport(tuple(ranks), judge(ranks)) for ranks in runs.values()), tuple(missed)
     )

@@ -41,7 +41,7 @@ _FIXES = {"rank-stuck-in-data": _LOOK_THERE, "rank-stuck-in-code": _LOOK_THERE}
 
 
 @dataclass(frozen=True)
-class Verdict:
+class HangVerdict:
     """The verdict on a run."""
 
     kind: str  # ``MOVING``, ``WAITS``, ``BUSY``, ``STANDS``, ``PROVEN`` or ``UNSEEN``
@@ -50,7 +50,7 @@ class Verdict:
     finding: Finding | None = None
 
 
-def judge(accounts: Sequence[Account]) -> Verdict:
+def judge(accounts: Sequence[Account]) -> HangVerdict:
     """Return the verdict on one run.
 
     Args:
@@ -59,17 +59,21 @@ def judge(accounts: Sequence[Account]) -> Verdict:
     positions = [account.position for account in accounts]
     living = [account for account in accounts if not account.position.ended]
     if not living:
-        return Verdict(MOVING, Notice("the ranks ended while they were looked at"))
+        return HangVerdict(MOVING, Notice("the ranks ended while they were looked at"))
     certain = _proven(accounts, positions)
     if certain is not None:
-        return Verdict(PROVEN, _stands_for(living), certain)
+        return HangVerdict(PROVEN, _stands_for(living), certain)
     if any(position.state == STOPPED for position in positions):
         return _stopped(accounts)
     if not all(account.is_visible for account in living):
         works = all(each.motion == RUNNING and each.position.moving for each in living)
-        return Verdict(MOVING, _moves_unseen(living)) if works else Verdict(UNSEEN, _unseen(living))
+        return (
+            HangVerdict(MOVING, _moves_unseen(living))
+            if works
+            else HangVerdict(UNSEEN, _unseen(living))
+        )
     if _is_moving(living):
-        return Verdict(MOVING, _moving(living))
+        return HangVerdict(MOVING, _moving(living))
     return _apart(accounts, living)
 
 
@@ -91,7 +95,7 @@ def _proven(accounts: Sequence[Account], positions: Sequence[Position]) -> Findi
     return _for_others(hang.judge_proven(positions, proven)) if proven is not None else None
 
 
-def _stopped(accounts: Sequence[Account]) -> Verdict:
+def _stopped(accounts: Sequence[Account]) -> HangVerdict:
     positions = [account.position for account in accounts]
     halted = [position for position in positions if position.state == STOPPED]
     picture = waiting.stopped(positions)
@@ -99,10 +103,10 @@ def _stopped(accounts: Sequence[Account]) -> Verdict:
     finding = hang.judge(halted + [position for position in positions if position.waits])
     fix = f"kill -CONT {' '.join(str(position.pid) for position in halted)}"
     likely = finding and replace(finding, fix=fix, severity="warning")
-    return Verdict(STANDS, picture.notice, likely)
+    return HangVerdict(STANDS, picture.notice, likely)
 
 
-def _apart(accounts: Sequence[Account], living: Sequence[Account]) -> Verdict:
+def _apart(accounts: Sequence[Account], living: Sequence[Account]) -> HangVerdict:
     """Return the verdict if at least one rank has stayed in its place."""
     waits = [account for account in living if account.position.waits and account.motion != RUNNING]
     if not waits:
@@ -110,14 +114,16 @@ def _apart(accounts: Sequence[Account], living: Sequence[Account]) -> Verdict:
     absent = [account for account in living if account not in waits]
     moving = any(account.position.moving for account in living)
     if moving or not _all_still(absent):
-        return Verdict(WAITS, _waits(waits, absent, living))
+        return HangVerdict(WAITS, _waits(waits, absent, living))
     unknown = _not_looked_at(accounts)
     if not absent and unknown:
-        return Verdict(WAITS, _waits_for_unknown(waits, unknown))
+        return HangVerdict(WAITS, _waits_for_unknown(waits, unknown))
     if not absent and not _all_still(waits):
-        return Verdict(BUSY, _all_busy(waits))
+        return HangVerdict(BUSY, _all_busy(waits))
     finding = _likely(accounts)
-    return Verdict(STANDS, _stands_for(living), finding and replace(finding, severity="warning"))
+    return HangVerdict(
+        STANDS, _stands_for(living), finding and replace(finding, severity="warning")
+    )
 
 
 def _all_still(accounts: Sequence[Account]) -> bool:
@@ -235,21 +241,21 @@ def _all_busy(waits: Sequence[Account]) -> Notice:
     )
 
 
-def _nobody_waits(living: Sequence[Account]) -> Verdict:
+def _nobody_waits(living: Sequence[Account]) -> HangVerdict:
     seconds = max(account.seconds for account in living)
     motions = {account.motion for account in living}
     if RUNNING in motions:
-        return Verdict(
+        return HangVerdict(
             MOVING, Notice("the run is moving: no rank is seen to wait for another", _lines(living))
         )
     if motions == {STILL}:
         what = f"no rank has moved for {seconds:.0f} s, and none is seen to wait for another"
-        return Verdict(STANDS, Notice(what, _lines(living), advice=_again(living)))
+        return HangVerdict(STANDS, Notice(what, _lines(living), advice=_again(living)))
     what = (
         f"no rank has left its place for {seconds:.0f} s, and some work there: a long step and a"
         " hang look the same"
     )
-    return Verdict(BUSY, Notice(what, _lines(living), advice=_again(living)))
+    return HangVerdict(BUSY, Notice(what, _lines(living), advice=_again(living)))
 
 
 def _stands_for(living: Sequence[Account]) -> Notice:

@@ -15,7 +15,7 @@ from examples_list import EXAMPLES, FOLDER
 from paceline.cli import new
 from paceline.cli.main import cli
 from paceline.cli.new import folder
-from paceline.cli.new.folder import KINDS, Kind, promised_percent
+from paceline.cli.new.folder import KINDS, ProjectKind, promised_percent
 from paceline.diagnose import lint
 from paceline.errors import SetupError, UsageError
 from paceline.slurm import profile
@@ -81,7 +81,7 @@ def test_the_profile_is_valid(tmp_path):
 
 
 def test_a_kind_may_have_further_files():
-    kind = Kind("big.py", "a net", (), parts=("big_data.py",))
+    kind = ProjectKind("big.py", "a net", (), parts=("big_data.py",))
     sources = {
         "big.py": '"""examples/big.py\n\nAt least 70 % is right."""\n',
         "big_data.py": "x = 1",

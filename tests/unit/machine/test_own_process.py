@@ -31,7 +31,7 @@ STARTS = {
     "ranks of a Trainer": lambda folder: start.start_ranks(2, 1),
     "spawned rank": lambda folder: rank_entry.execute(SPAWNED),
     "ranks of tests": lambda folder: server.command(
-        server.Settings(-1, str(folder), (), str(folder), 0, False, ())
+        server.ServerSettings(-1, str(folder), (), str(folder), 0, False, ())
     ),
 }
 

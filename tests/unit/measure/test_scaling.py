@@ -8,7 +8,7 @@ import pytest
 
 from paceline.measure import bench_file
 from paceline.measure.bench import brake, table
-from paceline.measure.bench.table import Result
+from paceline.measure.bench.table import BenchResult
 from paceline.measure.bench_file import BenchFile, WorldBench
 
 MS = 1_000_000
@@ -163,7 +163,7 @@ def test_a_brake_that_takes_longer_than_computing_is_a_finding(largest, options,
 
 def printed(content):
     figures = bench_file.figures(content)
-    return table.render(Result(content, figures, judged(content), [], 40, None, True, "x"))
+    return table.render(BenchResult(content, figures, judged(content), [], 40, None, True, "x"))
 
 
 def test_a_bench_without_a_number_of_samples_says_what_the_speedup_is():

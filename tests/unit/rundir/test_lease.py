@@ -14,7 +14,7 @@ from paceline import deadlines, env
 from paceline.errors import UsageError
 from paceline.rundir import lease, lease_file
 from paceline.rundir.files import RunDir
-from paceline.rundir.lease import FREE, LIVING, UNKNOWN, Watch, judge
+from paceline.rundir.lease import FREE, LIVING, UNKNOWN, LeaseWatch, judge
 from paceline.rundir.lease_file import Owner
 from refusals import refusal
 
@@ -84,7 +84,7 @@ def test_first_look(owner, mine, alive, verdict):
     ],
 )
 def test_the_counter_is_watched_by_the_newcomers_own_clock(looks, alive, verdicts):
-    watch = Watch(expiry_s=60, patience_s=10)
+    watch = LeaseWatch(expiry_s=60, patience_s=10)
     assert [
         watch.sees(replace(ELSEWHERE, count=count), at, alive=alive) for at, count in looks
     ] == verdicts

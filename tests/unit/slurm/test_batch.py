@@ -8,11 +8,11 @@ import pytest
 
 from paceline.diagnose.lint.job.directives import split
 from paceline.slurm import batch, request
-from paceline.slurm.batch import Place
-from paceline.slurm.profile import Container, Profile, Setting
+from paceline.slurm.batch import JobPlace
+from paceline.slurm.profile import Container, Profile, ProfileSetting
 from paceline.text import quoting
 
-PLACE = Place(
+PLACE = JobPlace(
     folder="/home/ada",
     run_dir="/home/ada/runs/1",
     script="/home/ada/runs/1/job.sh",
@@ -87,14 +87,14 @@ def test_the_signal_comes_before_the_grace_and_goes_to_the_steps():
 
 @pytest.mark.parametrize("folder", ["/a/50%j", "/a/back\\slash"])
 def test_folders_that_slurm_would_take_for_a_pattern_are_entered_by_the_shell(folder):
-    place = Place(**{**PLACE.__dict__, "folder": folder})
+    place = JobPlace(**{**PLACE.__dict__, "folder": folder})
     text = script(place)
     assert "--chdir" not in text
     assert f"cd -- {quoting.word(folder)} || exit\n" in text
 
 
 def test_a_percent_sign_in_the_output_is_doubled():
-    place = Place(**{**PLACE.__dict__, "output": "/a/50%j/slurm.out"})
+    place = JobPlace(**{**PLACE.__dict__, "output": "/a/50%j/slurm.out"})
     assert "#SBATCH --output=/a/50%%j/slurm.out\n" in script(place).replace('"', "")
 
 
@@ -125,7 +125,7 @@ def test_a_container_of_pyxis_is_asked_of_srun():
     box = Container(
         "pyxis", "nvcr.io#nvidia/pytorch:25.06-py3", ("/data",), ("--no-container-mount-home",)
     )
-    place = Place(**{**PLACE.__dict__, "run_dir": "/scratch/ada/1"})
+    place = JobPlace(**{**PLACE.__dict__, "run_dir": "/scratch/ada/1"})
     text = script(place, profile=Profile(container=box, prefix=("uv", "run")))
     command = text[text.index("srun --export=ALL --kill") :].replace("\\\n", " ")
     assert " ".join(command.split()).startswith(
@@ -154,7 +154,7 @@ def test_a_profile_sets_up_in_the_order_of_modules_lines_and_variables():
         name="x",
         modules=("cuda",),
         lines=("a=1",),
-        environment=(Setting("B", "$a", "why\nnot"),),
+        environment=(ProfileSetting("B", "$a", "why\nnot"),),
         tmp="/t/$SLURM_JOB_ID",
     )
     text = script(profile=profile)

@@ -443,7 +443,7 @@ def test_what_a_run_folder_says_is_quoted_and_printable(tmp_path, capfd):
 
 
 def test_the_output_of_a_later_job_is_shown_where_the_name_leads_to_it(run_dir, capfd):
-    output = module.Output(run_dir)
+    output = module.JobOutput(run_dir)
     for number in ("12", "13"):
         (run_dir.root / f"slurm-{number}.out").write_text(f"of job {number}\n")
         run_dir.job_output.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from paceline.rundir.files import MANIFEST, RunDir
 from paceline.slurm import profile_files, record
 from paceline.slurm.job_states import JobState
 from paceline.slurm.jobs import listing, run_rows
-from paceline.slurm.jobs.run_rows import Row
+from paceline.slurm.jobs.run_rows import RunRow
 from paceline.slurm.record import JobRecord
 from paceline.train.logging import CSVLogger
 from refusals import refusal
@@ -269,8 +269,8 @@ def test_three_hundred_runs_are_listed_at_once(slurm):
 
 def test_the_table_is_aligned():
     rows = [
-        Row("a", "runs/a", "", "failed", "", None, None, None),
-        Row("long-name", "", "12", "x", "n", 5, 1.0, NOON_S),
+        RunRow("a", "runs/a", "", "failed", "", None, None, None),
+        RunRow("long-name", "", "12", "x", "n", 5, 1.0, NOON_S),
     ]
     assert listing.render(rows).splitlines() == [
         "run        job  state   nodes  step  loss  since",

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.slurm import profile, profile_files
-from paceline.slurm.profile import Container, Setting
+from paceline.slurm.profile import Container, ProfileSetting
 from refusals import refusal
 
 ENVIRON = {"HOME": "/home/ada", "USER": "ada", "WORK": "/work/ada"}
@@ -49,9 +49,9 @@ def test_a_profile_is_read_whole():
     )  # fmt: skip
     assert (site.modules, site.lines) == (("cuda/12.4",), ("a=1",))
     assert site.environment == (
-        Setting("A", "1", "", 16),
-        Setting("B", "2", "so", 17),
-        Setting("C", "3", "", 18),
+        ProfileSetting("A", "1", "", 16),
+        ProfileSetting("B", "2", "so", 17),
+        ProfileSetting("C", "3", "", 18),
     )
     assert site.prefix == ("uv", "run", "--with", "a b")
     assert site.run == {"hang_timeout": "600", "check_finite": True}

@@ -10,7 +10,7 @@ import pytest
 from paceline.errors import UsageError
 from paceline.rundir.sweeps import MOST_ELEMENTS
 from paceline.slurm import batch, request
-from paceline.slurm.batch import Place
+from paceline.slurm.batch import JobPlace
 from paceline.slurm.profile import Profile
 from paceline.slurm.sweep import definition, definition_file, sweep_submit
 from refusals import refusal
@@ -256,7 +256,7 @@ def test_bash_gives_each_element_its_arguments(tmp_path):
     made = [{"text": text} for text in NASTY]
     requested = request.parse("train.py", (), typed={}, profile=Profile())
     requested = replace(requested, sweep=definition.choose(("--x={text}",), made))
-    place = Place(
+    place = JobPlace(
         str(tmp_path), "/runs/s", "/runs/s/job.sh", "/runs/s/slurm.out", ("paceline",), ""
     )
     text = batch.render(requested, place)

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import SetupError
 from paceline.testing import processes
-from paceline.testing.job import Channel
+from paceline.testing.job import RankChannel
 
 
 def test_a_server_that_does_not_fork_leaves_no_socket(monkeypatch):
@@ -18,7 +18,7 @@ def test_a_server_that_does_not_fork_leaves_no_socket(monkeypatch):
 
     ranks = processes.RankProcesses(processes.Style(), ())
     ours, theirs = socket.socketpair()
-    ranks._control = Channel(ours)
+    ranks._control = RankChannel(ours)
     theirs.close()
     monkeypatch.setattr(socket, "socketpair", noted_pair)
     with ours, pytest.raises(SetupError):

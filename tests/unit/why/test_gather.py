@@ -18,7 +18,7 @@ from paceline.launch.monitor import child_stacks
 from paceline.launch.monitor.position import Frame, Position
 from paceline.why import gather, processes, recorder, signalled
 from paceline.why.gather import Collection
-from paceline.why.identity import Identity
+from paceline.why.identity import RankIdentity
 from paceline.why.rank_state import RUNNING, Account
 from refusals import refusal
 
@@ -201,7 +201,7 @@ def test_a_pipe_orders_a_dump(tmp_path):
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe"),
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(tmp_path / "dump"),
     }
-    told = Identity("RANK", 1, 2, settings=settings)
+    told = RankIdentity("RANK", 1, 2, settings=settings)
     dumped = {}
     while not dumped and rank.poll() is None:
         dumped = recorder.dump(told)
@@ -212,7 +212,7 @@ def test_a_pipe_orders_a_dump(tmp_path):
 
 def test_a_rank_that_reads_no_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe1.pipe")
-    told = Identity(
+    told = RankIdentity(
         "RANK", 1, 2, settings={"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe")}
     )
     assert recorder.dump(told) == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.why import identity
-from paceline.why.identity import Identity
+from paceline.why.identity import RankIdentity
 from paceline.why.processes import choose, script_of
 
 TORCHRUN = {
@@ -74,7 +74,7 @@ def test_ranks_of_one_run_on_two_hosts_belong_together_and_those_of_another_do_n
 
 
 def told(family, rank):
-    return Identity(family, rank, 2)
+    return RankIdentity(family, rank, 2)
 
 
 def test_children_of_a_rank_and_launchers_in_a_step_are_no_ranks():

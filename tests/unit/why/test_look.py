@@ -12,11 +12,13 @@ from paceline.launch.monitor import child_processes
 from paceline.launch.monitor.position import Frame
 from paceline.launch.monitor.stacks import Look
 from paceline.why import look
-from paceline.why.identity import Identity
+from paceline.why.identity import RankIdentity
 from paceline.why.processes import RankProcess
 from paceline.why.rank_state import IN_PLACE, RUNNING, STILL
 
-RANK = RankProcess(os.getpid(), Identity("torchrun", 0, 1), os.getppid(), "torchrun", "train.py")
+RANK = RankProcess(
+    os.getpid(), RankIdentity("torchrun", 0, 1), os.getppid(), "torchrun", "train.py"
+)
 
 
 def watch(monkeypatch, line_at, *, works=True):

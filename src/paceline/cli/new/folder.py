@@ -19,7 +19,7 @@ from paceline.text.wording import few, shorten
 
 
 @dataclass(frozen=True)
-class Kind:
+class ProjectKind:
     """One kind of project."""
 
     script: str  # file of ``examples/`` that becomes ``train.py``
@@ -31,14 +31,16 @@ class Kind:
 
 _DIGITS = "scikit-learn"
 
-KINDS: Mapping[str, Kind] = {
-    "session": Kind("digits.py", "paceline's Session", (_DIGITS,)),
-    "trainer": Kind("digits_trainer.py", "paceline's Trainer", (_DIGITS,)),
-    "ddp": Kind("digits_ddp.py", "PyTorch's DistributedDataParallel", (_DIGITS,)),
-    "fabric": Kind("digits_fabric.py", "Lightning Fabric", ("lightning", _DIGITS)),
-    "lightning": Kind("digits_lightning.py", "Lightning's Trainer", ("lightning", _DIGITS)),
-    "accelerate": Kind("digits_accelerate.py", "Hugging Face Accelerate", ("accelerate", _DIGITS)),
-    "transformers": Kind(
+KINDS: Mapping[str, ProjectKind] = {
+    "session": ProjectKind("digits.py", "paceline's Session", (_DIGITS,)),
+    "trainer": ProjectKind("digits_trainer.py", "paceline's Trainer", (_DIGITS,)),
+    "ddp": ProjectKind("digits_ddp.py", "PyTorch's DistributedDataParallel", (_DIGITS,)),
+    "fabric": ProjectKind("digits_fabric.py", "Lightning Fabric", ("lightning", _DIGITS)),
+    "lightning": ProjectKind("digits_lightning.py", "Lightning's Trainer", ("lightning", _DIGITS)),
+    "accelerate": ProjectKind(
+        "digits_accelerate.py", "Hugging Face Accelerate", ("accelerate", _DIGITS)
+    ),
+    "transformers": ProjectKind(
         "text_transformers.py", "the Trainer of transformers", ("transformers", "accelerate")
     ),
 }
@@ -136,7 +138,7 @@ time = "1:00:00"
 
 
 def files(
-    kind: Kind, sources: Mapping[str, str], *, name: str, requirements: Sequence[str]
+    kind: ProjectKind, sources: Mapping[str, str], *, name: str, requirements: Sequence[str]
 ) -> dict[str, str]:
     """Return the texts of a project's files, by their paths in its folder.
 
@@ -195,7 +197,7 @@ def create(target: str, kind_name: str) -> list[str]:
     return list(texts)
 
 
-def _kind(name: str) -> Kind:
+def _kind(name: str) -> ProjectKind:
     if name in KINDS:
         return KINDS[name]
     near = closest(name.lower(), KINDS)

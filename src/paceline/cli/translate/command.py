@@ -11,7 +11,7 @@ from itertools import takewhile
 from paceline.diagnose.lint.job import launches
 from paceline.diagnose.lint.job.launcher_options import TABLES
 from paceline.diagnose.lint.job.shell import wrappers
-from paceline.diagnose.lint.job.shell.trace import Call
+from paceline.diagnose.lint.job.shell.trace import CommandCall
 from paceline.diagnose.lint.job.shell.values import Arg, Symbols
 from paceline.errors import UsageError, closest, option_invalid
 
@@ -30,7 +30,7 @@ _EXAMPLE = "paceline translate -- torchrun --nproc-per-node 2 train.py"
 
 
 @dataclass(frozen=True)
-class Command:
+class LauncherCommand:
     """One start of another launcher."""
 
     assigned: tuple[str, ...]  # variable assignments before the command
@@ -45,7 +45,7 @@ class Command:
     unexpanded: bool = False
 
 
-def parse(words: Sequence[str]) -> Command:
+def parse(words: Sequence[str]) -> LauncherCommand:
     """Parse a command line.
 
     Args:
@@ -68,14 +68,14 @@ def parse(words: Sequence[str]) -> Command:
             f"{command[0]} -c runs another script",
             fix="translate the line inside the quotes, and put the result in its place",
         )
-    call = Call(tuple(unwrapped.args), 1, 1, "batch", unwrapped.step, {})
+    call = CommandCall(tuple(unwrapped.args), 1, 1, "batch", unwrapped.step, {})
     launch = launches.recognise(call, Symbols()) if command else None
     if launch is None or launch.kind not in KINDS:
         raise _not_a_launcher(launch, command, step=unwrapped.step)
     _refuse_unknown_options(launch)
     if not launch.program:
         raise option_invalid(f"{launch.kind} has no script to start", fix=_EXAMPLE)
-    return Command(
+    return LauncherCommand(
         assigned=tuple(assigned),
         wrappers=tuple(rest[: len(rest) - len(command)]),
         ends_with_env=unwrapped.wrappers[-1:] == ("env",),
@@ -113,7 +113,7 @@ def _split(line: str) -> list[str]:
 
 
 def _not_a_launcher(
-    launch: launches.Launch | None, words: Sequence[str], *, step: wrappers.Step | None
+    launch: launches.Launch | None, words: Sequence[str], *, step: wrappers.WrappedStart | None
 ) -> UsageError:
     line = shlex.join(words)
     is_python = launch is not None and launch.kind == launches.PYTHON

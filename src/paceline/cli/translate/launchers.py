@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.diagnose.lint.job.launcher_options import FABRIC
 from paceline.errors import option_invalid
-from paceline.launch.plan.accelerate.settings import HEAD, Settings, settle
+from paceline.launch.plan.accelerate.settings import HEAD, AccelerateSettings, settle
 from paceline.launch.plan.options import RENDEZVOUS_OPTIONS
 
 _STATIC_PLACE = ("node_rank", "master_addr", "master_port")
@@ -145,7 +145,7 @@ def _divided(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]
     return rendezvous, others
 
 
-def _needed(settings: Settings, *, decided: bool) -> dict[str, str]:
+def _needed(settings: AccelerateSettings, *, decided: bool) -> dict[str, str]:
     """Return the variables without those that only state the default."""
     variables = dict(settings.environment)
     if variables.get("ACCELERATE_DYNAMO_BACKEND") == "NO":

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.cli.translate.command import Command
+from paceline.cli.translate.command import LauncherCommand
 from paceline.cli.translate.launchers import Translated
 from paceline.text import quoting
 
@@ -18,7 +18,7 @@ _WORKING_FOLDER = 'PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$PWD"'
 
 
 @dataclass(frozen=True)
-class Line:
+class TranslatedLine:
     """A command line of ``paceline run``."""
 
     text: str  # the line to paste
@@ -30,7 +30,7 @@ class Line:
         return {"line": self.text, "environment": dict(self.environment), "notes": list(self.notes)}
 
 
-def render(command: Command, translated: Translated) -> Line:
+def render(command: LauncherCommand, translated: Translated) -> TranslatedLine:
     """Return the ``paceline run`` line that does the same as a command."""
     arguments = command.arguments if translated.arguments is None else translated.arguments
     variables = [f"{name}={_word(value, True)}" for name, value in translated.environment.items()]
@@ -45,7 +45,7 @@ def render(command: Command, translated: Translated) -> Line:
         *_options(translated.options),
         *(_word(word, command.unexpanded) for word in (command.script, *arguments)),
     ]
-    return Line(_filled(parts), translated.environment, translated.notes)
+    return TranslatedLine(_filled(parts), translated.environment, translated.notes)
 
 
 def _paceline(launcher: str) -> list[str]:

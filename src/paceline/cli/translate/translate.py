@@ -8,13 +8,13 @@ from pathlib import Path
 from paceline import env
 from paceline.cli.translate import command as command_line
 from paceline.cli.translate import launchers, line
-from paceline.cli.translate.command import Command
+from paceline.cli.translate.command import LauncherCommand
 from paceline.cli.translate.launchers import Translated
-from paceline.cli.translate.line import Line
+from paceline.cli.translate.line import TranslatedLine
 from paceline.launch.plan.accelerate import config_file
 
 
-def translate(words: Sequence[str]) -> Line:
+def translate(words: Sequence[str]) -> TranslatedLine:
     """Return the ``paceline run`` line that does the same as another launcher's.
 
     Args:
@@ -27,7 +27,7 @@ def translate(words: Sequence[str]) -> Line:
     return line.render(command, _translated(command))
 
 
-def _translated(command: Command) -> Translated:
+def _translated(command: LauncherCommand) -> Translated:
     if command.kind == "accelerate launch":
         file = command.options.get("config_file", "")
         typed = {name: value for name, value in command.options.items() if name != "config_file"}

@@ -71,7 +71,7 @@ NAMES = (
 
 
 @dataclass(frozen=True)
-class Part:
+class BundlePart:
     """A text in a bundle."""
 
     name: str  # its name in the archive
@@ -88,7 +88,7 @@ class LeftOut:
     reason: str  # why
 
 
-def of_folder(folder: Path) -> tuple[list[Part], list[LeftOut]]:
+def of_folder(folder: Path) -> tuple[list[BundlePart], list[LeftOut]]:
     """Return the texts of a run folder, and what is left out."""
     names = sorted(_names(folder), key=_place)
     parts, left_out = [], []
@@ -108,7 +108,7 @@ def of_folder(folder: Path) -> tuple[list[Part], list[LeftOut]]:
     return parts, left_out
 
 
-def of_log(subject: str) -> Part:
+def of_log(subject: str) -> BundlePart:
     """Return the text of a log file, decompressed if necessary."""
     with reading.open_subject(subject) as file, compressed.unpacked(file, subject) as stream:
         chunks = reading.chunks(stream, subject)
@@ -130,7 +130,7 @@ def _place(name: str) -> tuple[int, str]:
     return (places[0] if places else len(NAMES)), name
 
 
-def _of_file(path: Path, name: str) -> Part | LeftOut:
+def _of_file(path: Path, name: str) -> BundlePart | LeftOut:
     if path.is_symlink():  # it may lead anywhere
         return LeftOut(name, "a link")
     try:
@@ -140,7 +140,7 @@ def _of_file(path: Path, name: str) -> Part | LeftOut:
         return LeftOut(name, f"cannot be read: {(error.strerror or str(error)).lower()}")
 
 
-def _part(name: str, chunks: Iterable[bytes], file: IO[bytes] | None) -> Part:
+def _part(name: str, chunks: Iterable[bytes], file: IO[bytes] | None) -> BundlePart:
     """Return a text as far as it fits: its beginning and its end, in whole lines.
 
     A secret that is cut in two is not recognized, so a line is kept whole or not at all. The middle
@@ -162,12 +162,12 @@ def _part(name: str, chunks: Iterable[bytes], file: IO[bytes] | None) -> Part:
             num_tail -= len(recent.popleft())
     tail = b"".join(recent)
     if size == len(head) + len(tail) and len(tail) <= TAIL_BYTES:
-        return Part(name, _text(head + tail), size)
+        return BundlePart(name, _text(head + tail), size)
     head = head[: head.rfind(b"\n") + 1]
     tail = _after_first_line(tail[-TAIL_BYTES:])
     num_left_out = size - len(head) - len(tail)
     marker = f"\n[... {num_left_out:,} bytes are left out here ...]\n\n"
-    return Part(name, _text(head) + marker + _text(tail), size, cut=True)
+    return BundlePart(name, _text(head) + marker + _text(tail), size, cut=True)
 
 
 def _skip_middle(file: IO[bytes]) -> int:
@@ -187,7 +187,7 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def listing(parts: Sequence[Part], left_out: Sequence[LeftOut]) -> Iterator[str]:
+def listing(parts: Sequence[BundlePart], left_out: Sequence[LeftOut]) -> Iterator[str]:
     """Yield lines that say what a bundle holds, and what not."""
     width = max((len(part.name) for part in parts), default=0)
     for part in parts:
@@ -315,7 +315,7 @@ def _default_path(subject: str) -> Path:
     return Path(f"{ROOT}-{name}{SUFFIX}")
 
 
-def _gather(subject: str) -> tuple[list[Part], list[LeftOut]]:
+def _gather(subject: str) -> tuple[list[BundlePart], list[LeftOut]]:
     """Return all texts of a bundle as they are, and what is left out."""
     folder = Path(subject)
     texts, left_out = of_folder(folder) if folder.is_dir() else ([], [])
@@ -324,20 +324,20 @@ def _gather(subject: str) -> tuple[list[Part], list[LeftOut]]:
     report = doctor.examine()
     answers = [
         _explanation(subject),
-        Part("doctor.txt", report.render()),
-        Part("doctor.json", json.dumps(report.to_json(), indent=1)),
-        Part("versions.txt", "\n".join(_versions())),
+        BundlePart("doctor.txt", report.render()),
+        BundlePart("doctor.json", json.dumps(report.to_json(), indent=1)),
+        BundlePart("versions.txt", "\n".join(_versions())),
     ]
     return answers + texts, left_out
 
 
-def _explanation(subject: str) -> Part:
+def _explanation(subject: str) -> BundlePart:
     """Return what ``paceline explain`` says, also of a run that has not ended."""
     try:
         text = explain(subject).render()
     except PacelineError as error:
         text = error.finding.render()
-    return Part("explain.txt", text)
+    return BundlePart("explain.txt", text)
 
 
 def _versions() -> Iterator[str]:
@@ -353,7 +353,9 @@ def _versions() -> Iterator[str]:
             continue
 
 
-def _contents(parts: Sequence[Part], left_out: Sequence[LeftOut], replaced: Sequence[str]) -> Part:
+def _contents(
+    parts: Sequence[BundlePart], left_out: Sequence[LeftOut], replaced: Sequence[str]
+) -> BundlePart:
     lines = (
         "What this archive holds. explain.txt is the likely cause. doctor.* and versions.txt are",
         "of the machine on which the archive was made.",
@@ -363,10 +365,10 @@ def _contents(parts: Sequence[Part], left_out: Sequence[LeftOut], replaced: Sequ
         "Replaced by labels, the same label for the same value:",
         f"  {', '.join(replaced) or 'nothing'}",
     )
-    return Part("CONTENTS.txt", "\n".join(lines))
+    return BundlePart("CONTENTS.txt", "\n".join(lines))
 
 
-def _write(path: Path, parts: Sequence[Part]) -> int:
+def _write(path: Path, parts: Sequence[BundlePart]) -> int:
     """Write the archive and return its size; it names no user and no time."""
     buffer = io.BytesIO()
     with (

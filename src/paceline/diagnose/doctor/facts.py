@@ -32,7 +32,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """The limits of this process; -1 means unlimited."""
 
     cpus: int = 0  # number of usable CPUs
@@ -101,7 +101,7 @@ class Facts:
     rdma: tuple[RdmaPort, ...] = ()  # ports of RDMA devices: InfiniBand, RoCE, EFA
     # libraries that NCCL would load to use them
     rdma_libraries: RdmaLibraries = field(default_factory=RdmaLibraries)
-    limits: Limits = field(default_factory=Limits)  # the limits of this process
+    limits: ProcessLimits = field(default_factory=ProcessLimits)  # the limits of this process
     disks: tuple[Disk, ...] = ()  # file systems that a run writes to
     software: Software = field(default_factory=Software)  # installed versions
     visible_devices: str | None = None  # ``CUDA_VISIBLE_DEVICES``; None if unset

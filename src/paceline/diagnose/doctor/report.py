@@ -13,7 +13,7 @@ from paceline.errors import Finding, status_of
 
 
 @dataclass(frozen=True)
-class Report:
+class DoctorReport:
     """The result of an examination."""
 
     findings: list[Finding]  # faults and possible improvements, errors first
@@ -36,7 +36,7 @@ class Report:
         }
 
 
-def examine() -> Report:
+def examine() -> DoctorReport:
     """Examine this machine for distributed runs without changing anything."""
     facts = gather()
-    return Report(judge(facts), facts)
+    return DoctorReport(judge(facts), facts)

@@ -10,7 +10,7 @@ from paceline.diagnose.explain.scan import Match, Scanned
 from paceline.signatures.lines import Line, shorten
 from paceline.signatures.signature import fill
 from paceline.signatures.tier import Tier
-from paceline.signatures.tracebacks import Frame, Raised, Stack
+from paceline.signatures.tracebacks import Raised, Stack, TracebackFrame
 
 _MAX_EVIDENCE = 3
 _CRASHES = ("rank-segfault", "rank-died-signal", "illegal-memory-access")
@@ -173,7 +173,7 @@ def _around(line: Line, exceptions: Sequence[Raised]) -> Raised | None:
     return before[-1] if before else None
 
 
-def quoted_frame(frame: Frame) -> str:
+def quoted_frame(frame: TracebackFrame) -> str:
     """Return a frame as Python prints it."""
     function = f", in {frame.function}" if frame.function else ""
     return f'File "{frame.file}", line {frame.line}{function}'

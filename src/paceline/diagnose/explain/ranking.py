@@ -26,7 +26,7 @@ from paceline.diagnose.explain.scan import Scanned
 from paceline.errors import Finding
 from paceline.signatures.lines import Line, shorten
 from paceline.signatures.tier import Tier
-from paceline.signatures.tracebacks import Frame
+from paceline.signatures.tracebacks import TracebackFrame
 
 
 def unexplained_error(scanned: Scanned, before: int) -> Candidate | None:
@@ -45,7 +45,7 @@ def unexplained_error(scanned: Scanned, before: int) -> Candidate | None:
     return _truncated(scanned) if scanned.tracebacks.cut else None
 
 
-def _unknown_error(errors: Sequence[Line], cut: Sequence[Frame]) -> Candidate:
+def _unknown_error(errors: Sequence[Line], cut: Sequence[TracebackFrame]) -> Candidate:
     return Candidate(
         "cause-unknown",
         Tier.UNEXPLAINED,
@@ -83,7 +83,7 @@ def _truncated(scanned: Scanned) -> Candidate:
     )
 
 
-def _place(line: Line, cut: Sequence[Frame]) -> str:
+def _place(line: Line, cut: Sequence[TracebackFrame]) -> str:
     """Return the user's last frame in a cut traceback; else the rank or the host of a line."""
     frames = [frame for frame in cut if frame.user]
     return frames[-1].place if frames else place_of(line, None)

@@ -18,16 +18,16 @@ from __future__ import annotations
 import os.path
 from collections.abc import Sequence
 
-from paceline.diagnose.lint.files import Source, is_job, is_python, not_judged, read
+from paceline.diagnose.lint.files import SourceFile, is_job, is_python, not_judged, read
 from paceline.diagnose.lint.ignore import unsuppressed
 from paceline.diagnose.lint.program import Program
-from paceline.diagnose.lint.report import CheckedFile, Report
+from paceline.diagnose.lint.report import CheckedFile, LintReport
 from paceline.errors import Finding
 
 __all__ = ["lint", "sbatch_option", "sbatch_options"]
 
 
-def lint(files: Sequence[str]) -> Report:
+def lint(files: Sequence[str]) -> LintReport:
     """Check job scripts and training scripts (``-`` for standard input), and each job together with
     the training script that it starts.
 
@@ -38,7 +38,7 @@ def lint(files: Sequence[str]) -> Report:
     for name in files:
         once.setdefault(os.path.normpath(name), name)
     linter = _Linter(list(once.values()))
-    return Report(tuple(linter.check(name) for name in linter.names))
+    return LintReport(tuple(linter.check(name) for name in linter.names))
 
 
 class _Linter:
@@ -53,7 +53,7 @@ class _Linter:
         """Return the findings of a file."""
         return self._programs.get(os.path.normpath(name)) or self._check(read(name))
 
-    def _check(self, source: Source) -> CheckedFile:
+    def _check(self, source: SourceFile) -> CheckedFile:
         if source.finding is not None:
             return CheckedFile(source.name, (source.finding,), unreadable=True)
         program = None
@@ -67,7 +67,7 @@ class _Linter:
             findings.append(hint)
         return CheckedFile(source.name, tuple(unsuppressed(findings, source.text)), program=program)
 
-    def _check_job(self, source: Source) -> list[Finding]:
+    def _check_job(self, source: SourceFile) -> list[Finding]:
         from paceline.diagnose.lint.job.judging import judge_case
         from paceline.diagnose.lint.job.judging import read as read_job
         from paceline.diagnose.lint.programs import started

@@ -29,7 +29,7 @@ _OTHER_SCHEDULERS = {
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """A file that was read."""
 
     name: str  # its path as typed
@@ -37,7 +37,7 @@ class Source:
     finding: Finding | None = None  # why it could not be read, or None
 
 
-def read(name: str) -> Source:
+def read(name: str) -> SourceFile:
     """Read a file, or standard input for ``-``; a file that cannot be read gets a finding."""
     try:
         if name == "-":
@@ -57,14 +57,14 @@ def read(name: str) -> Source:
     return _fitting(source)
 
 
-def _from_stdin() -> Source:
+def _from_stdin() -> SourceFile:
     data = sys.stdin.buffer.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         return _refused("-", f"has more than {MOST_BYTES // 2**20} MB: too large for a script")
     return _decoded("-", data)
 
 
-def _fitting(source: Source) -> Source:
+def _fitting(source: SourceFile) -> SourceFile:
     if len(source.text) > MOST_SHELL and is_job(source):
         return _refused(
             source.name, f"has {len(source.text) / 1024:,.0f} kB: too large for a job script"
@@ -72,13 +72,13 @@ def _fitting(source: Source) -> Source:
     return source
 
 
-def _decoded(name: str, data: bytes) -> Source:
+def _decoded(name: str, data: bytes) -> SourceFile:
     if not data.strip() and not name.endswith(".py"):  # an empty module is valid
         return _refused(name, "is empty")
     if b"\0" in data:
         return _refused(name, "is a binary file")
     try:
-        return Source(name, data.decode("utf-8-sig"))
+        return SourceFile(name, data.decode("utf-8-sig"))
     except UnicodeDecodeError:
         pass
     # Latin-1 decodes any bytes; a real text in it has few control characters
@@ -89,10 +89,10 @@ def _decoded(name: str, data: bytes) -> Source:
         if (char < " " and char not in "\t\n\r\f\x1b") or "\x7f" <= char < "\xa0"
     )
     is_binary = odd > len(text[:10_000]) / 50
-    return _refused(name, "is a binary file") if is_binary else Source(name, text)
+    return _refused(name, "is a binary file") if is_binary else SourceFile(name, text)
 
 
-def _refused(name: str, what: str, *, fix: str = "") -> Source:
+def _refused(name: str, what: str, *, fix: str = "") -> SourceFile:
     shown_name = name.encode("utf-8", "replace").decode()
     finding = Finding(
         "input-unreadable",
@@ -100,10 +100,10 @@ def _refused(name: str, what: str, *, fix: str = "") -> Source:
         where=shown_name,
         fix=fix or "paceline lint FILE...  (job scripts and Python files)",
     )
-    return Source(shown_name, finding=finding)
+    return SourceFile(shown_name, finding=finding)
 
 
-def is_python(source: Source) -> bool:
+def is_python(source: SourceFile) -> bool:
     """Return whether a file is a Python script."""
     if _says_python(source):
         return True
@@ -117,7 +117,7 @@ def is_python(source: Source) -> bool:
     return any(isinstance(node, definitions) for node in tree.body)
 
 
-def is_job(source: Source) -> bool:
+def is_job(source: SourceFile) -> bool:
     """Return whether a file is a shell script, for Slurm or not."""
     suffix = _suffix(source)
     if _says_python(source) or suffix in _DOCUMENTS:
@@ -128,16 +128,16 @@ def is_job(source: Source) -> bool:
     return bool(evidence) or bool(_scheduler(source))
 
 
-def _says_python(source: Source) -> bool:
+def _says_python(source: SourceFile) -> bool:
     first = source.text.split("\n", 1)[0]
     return _suffix(source) == ".py" or (first.startswith("#!") and "python" in first)
 
 
-def _suffix(source: Source) -> str:
+def _suffix(source: SourceFile) -> str:
     return os.path.splitext(source.name)[1].lower()
 
 
-def _scheduler(source: Source) -> str:
+def _scheduler(source: SourceFile) -> str:
     """Return another scheduler than Slurm whose directives a script has, empty if there is none."""
     if _DIRECTIVE.search(source.text):
         return ""
@@ -146,7 +146,7 @@ def _scheduler(source: Source) -> str:
     )
 
 
-def not_judged(source: Source) -> Finding | None:
+def not_judged(source: SourceFile) -> Finding | None:
     """Return a hint if a file, or its directives of another scheduler, cannot be checked."""
     if not source.text.strip() and os.path.basename(source.name) != "__init__.py":
         return Finding(

@@ -28,7 +28,7 @@ class CheckedFile:
 
 
 @dataclass(frozen=True)
-class Report:
+class LintReport:
     """The findings of all files."""
 
     files: tuple[CheckedFile, ...] = field(default=())  # the files in the order of the command line

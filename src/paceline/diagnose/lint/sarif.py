@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from paceline.diagnose import catalogue
 from paceline.diagnose.lint.ignore import line_of
-from paceline.diagnose.lint.report import CheckedFile, Report
+from paceline.diagnose.lint.report import CheckedFile, LintReport
 from paceline.errors import Finding
 from paceline.version import __version__
 
@@ -28,7 +28,7 @@ _NOT_JUDGED = "input-unreadable"
 _LINK = re.compile(r"\[([^\[\]]*)\]\(")
 
 
-def to_sarif(report: Report, folder: str) -> dict[str, Any]:
+def to_sarif(report: LintReport, folder: str) -> dict[str, Any]:
     """Return a report as a SARIF log.
 
     Fingerprints are left out: the action that uploads a log makes them from the files. ``folder``

@@ -9,7 +9,7 @@ from paceline.diagnose.variables.families import closest_real, distance, is_clos
 from paceline.diagnose.variables.folklore import FOLKLORE, Folklore, folklore
 from paceline.diagnose.variables.lists import ALGORITHMS, PROTOCOLS, SHOWN, SUBSYSTEMS
 from paceline.diagnose.variables.renamed import LIBRARIES, RENAMED, Renamed
-from paceline.diagnose.variables.table import Variable, known, newest_version
+from paceline.diagnose.variables.table import KnownVariable, known, newest_version
 
 COLUMNS = 80
 VALUES_OF_KIND = {
@@ -61,7 +61,7 @@ def describe(name: str) -> Description | None:
     return _unknown(name) if is_closed(name) else None
 
 
-def valid_values(variable: Variable) -> str:
+def valid_values(variable: KnownVariable) -> str:
     """Return the valid values of a variable as text, empty if any value may be right."""
     if variable.values:
         return ", ".join(f"`{value}`" for value in variable.values)
@@ -71,7 +71,7 @@ def valid_values(variable: Variable) -> str:
     return VALUES_OF_KIND.get(variable.kind, smallest)
 
 
-def _read(variable: Variable) -> Description:
+def _read(variable: KnownVariable) -> Description:
     library = LIBRARIES.get(variable.library, variable.library)
     what = variable.meaning or f"{library} reads it; it is rarely set manually"
     if variable.until:

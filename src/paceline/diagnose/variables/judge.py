@@ -13,7 +13,7 @@ from paceline.diagnose.variables.harm import judge_harm
 from paceline.diagnose.variables.pairs import judge_pairs
 from paceline.diagnose.variables.renamed import LIBRARIES, RENAMED, judge_renamed
 from paceline.diagnose.variables.setting import Setting
-from paceline.diagnose.variables.table import Variable, known, newest_version
+from paceline.diagnose.variables.table import KnownVariable, known, newest_version
 from paceline.diagnose.variables.torch_pairs import judge_torch_pairs
 from paceline.diagnose.variables.values import judge_value
 from paceline.diagnose.variables.versions import at_least, release
@@ -92,7 +92,7 @@ def _is_newer_than_the_table(name: str, versions: Mapping[str, str]) -> bool:
 
 
 def _of_another_version(
-    setting: Setting, variable: Variable, versions: Mapping[str, str]
+    setting: Setting, variable: KnownVariable, versions: Mapping[str, str]
 ) -> Iterator[Finding]:
     if variable.library not in LIBRARIES:
         return
@@ -117,7 +117,7 @@ def _of_another_version(
         )
 
 
-def _is_gone(variable: Variable, versions: Mapping[str, str]) -> bool:
+def _is_gone(variable: KnownVariable, versions: Mapping[str, str]) -> bool:
     have, until = release(versions.get(variable.library)), release(variable.until)
     if have is None:
         have = release(OLDEST_NCCL if variable.library == "nccl" else OLDEST_TORCH)

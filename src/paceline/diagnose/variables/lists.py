@@ -81,7 +81,7 @@ INTERFACE = re.compile(r"ib\d+|eth\d*|eno\d+\w*|ens\d+\w*|enp\w+|hsn\d*|bond\d+|
 
 
 @dataclass(frozen=True)
-class Choice:
+class ListChoice:
     """One entry of NCCL_ALGO or NCCL_PROTO, such as ``allreduce:tree,ring`` or ``^tree``."""
 
     function: str  # the collective to which it applies; empty for all
@@ -89,7 +89,7 @@ class Choice:
     names: tuple[str, ...]  # the algorithms or protocols, in lower case
 
 
-def parse_choices(value: str) -> list[Choice]:
+def parse_choices(value: str) -> list[ListChoice]:
     """Return the entries of a value of NCCL_ALGO or NCCL_PROTO, as NCCL 2.24 and newer parse
     them.
     """
@@ -99,7 +99,7 @@ def parse_choices(value: str) -> list[Choice]:
         listed = names.partition(":")[0] if colon else function
         excluded = listed.startswith("^")
         tokens = tuple(filter(None, listed.removeprefix("^").split(",")))
-        choices.append(Choice(function if colon else "", excluded, tokens))
+        choices.append(ListChoice(function if colon else "", excluded, tokens))
     return choices
 
 

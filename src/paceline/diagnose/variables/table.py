@@ -20,7 +20,7 @@ from paceline.diagnose.variables.versions import newest
 
 
 @dataclass(frozen=True)
-class Variable:
+class KnownVariable:
     """A variable that a library reads, or once read."""
 
     name: str  # its name
@@ -40,14 +40,14 @@ class Variable:
 
 
 @cache
-def known() -> Mapping[str, Variable]:
+def known() -> Mapping[str, KnownVariable]:
     """Return every variable that we know, by name."""
     return MappingProxyType(
         {**_read("others", ""), **_read("torch", "torch"), **_read("nccl", "nccl")}
     )
 
 
-def _read(file: str, library: str) -> dict[str, Variable]:
+def _read(file: str, library: str) -> dict[str, KnownVariable]:
     return {
         name: _variable(name, library, entry) for name, entry in _load(file)["variables"].items()
     }
@@ -65,8 +65,8 @@ def _load(file: str) -> dict[str, Any]:
     return table
 
 
-def _variable(name: str, library: str, entry: dict[str, Any]) -> Variable:
+def _variable(name: str, library: str, entry: dict[str, Any]) -> KnownVariable:
     words = {key: value for key, value in entry.items() if key not in ("values", "library")}
-    return Variable(
+    return KnownVariable(
         name, entry.get("library", library), values=tuple(entry.get("values", ())), **words
     )

@@ -13,7 +13,7 @@ from paceline.diagnose.variables import lists
 from paceline.diagnose.variables.allocator import allocator
 from paceline.diagnose.variables.lists import Fault
 from paceline.diagnose.variables.setting import Setting, leading_number, number
-from paceline.diagnose.variables.table import Variable, known
+from paceline.diagnose.variables.table import KnownVariable, known
 from paceline.diagnose.variables.versions import at_least
 from paceline.errors import Finding, closest
 
@@ -77,7 +77,7 @@ def judge_value(setting: Setting, versions: Mapping[str, str]) -> Iterator[Findi
         )
 
 
-def _fault(setting: Setting, variable: Variable, versions: Mapping[str, str]) -> Fault | None:
+def _fault(setting: Setting, variable: KnownVariable, versions: Mapping[str, str]) -> Fault | None:
     if variable.kind in ("algorithms", "protocols"):
         return lists.algorithms(setting, versions)
     if setting.name == "NCCL_DEBUG":
@@ -86,7 +86,7 @@ def _fault(setting: Setting, variable: Variable, versions: Mapping[str, str]) ->
     return check(setting, variable) if check else None
 
 
-def _flag(setting: Setting, variable: Variable) -> Fault | None:
+def _flag(setting: Setting, variable: KnownVariable) -> Fault | None:
     value = number(setting.text)
     if value in (0, 1) or (
         value is not None and variable.name not in ("NCCL_P2P_DISABLE", "NCCL_CUMEM_ENABLE")
@@ -111,7 +111,7 @@ def _read_as(setting: Setting, meant: str) -> Fault:
     )
 
 
-def _number(setting: Setting, variable: Variable) -> Fault | None:
+def _number(setting: Setting, variable: KnownVariable) -> Fault | None:
     value = number(setting.text)
     if value is None:
         read = leading_number(setting.text)
@@ -139,7 +139,7 @@ def _meant(setting: Setting) -> str:
     return str(leading_number(word) or "NUMBER")
 
 
-def _outside(setting: Setting, variable: Variable, value: int) -> Fault | None:
+def _outside(setting: Setting, variable: KnownVariable, value: int) -> Fault | None:
     low, high = variable.low, variable.high
     is_below = low is not None and value < low
     is_above = high is not None and value > high
@@ -162,7 +162,7 @@ _OUTSIDE = {
 }
 
 
-def _size(setting: Setting, variable: Variable) -> Fault | None:
+def _size(setting: Setting, variable: KnownVariable) -> Fault | None:
     value = number(setting.text)
     if value is not None:
         return None if value >= 0 else _outside(setting, variable, value)
@@ -179,7 +179,7 @@ def _size(setting: Setting, variable: Variable) -> Fault | None:
     )
 
 
-def _threads(setting: Setting, variable: Variable) -> Fault | None:
+def _threads(setting: Setting, variable: KnownVariable) -> Fault | None:
     value = number(setting.text)
     if value is None or value <= 0:
         return _number(setting, variable) if value is None else None
@@ -192,7 +192,7 @@ def _threads(setting: Setting, variable: Variable) -> Fault | None:
     return _outside(setting, variable, value)
 
 
-def _level(setting: Setting, variable: Variable) -> Fault | None:
+def _level(setting: Setting, variable: KnownVariable) -> Fault | None:
     value = setting.value
     if value in LEVELS or value[:1].isdecimal():
         return None
@@ -205,7 +205,7 @@ def _level(setting: Setting, variable: Variable) -> Fault | None:
     )
 
 
-def _choice(setting: Setting, variable: Variable) -> Fault | None:
+def _choice(setting: Setting, variable: KnownVariable) -> Fault | None:
     if setting.text.upper() in variable.values:
         return None
     near = closest(setting.text.upper(), variable.values)
@@ -244,7 +244,7 @@ def _debug(setting: Setting, versions: Mapping[str, str]) -> Fault | None:
     )
 
 
-def _network(setting: Setting, variable: Variable) -> Fault | None:
+def _network(setting: Setting, variable: KnownVariable) -> Fault | None:
     if not NO_NETWORKS.fullmatch(setting.text):
         return None
     fix = "unset NCCL_NET" if setting.text.lower() == "efa" else "NCCL_NET=IB"
@@ -258,7 +258,7 @@ def _network(setting: Setting, variable: Variable) -> Fault | None:
     )
 
 
-def _bool(setting: Setting, variable: Variable) -> Fault | None:
+def _bool(setting: Setting, variable: KnownVariable) -> Fault | None:
     value = setting.value.lower()
     if value in (*TORCH_TRUE, *TORCH_FALSE):
         return None
@@ -274,7 +274,7 @@ def _bool(setting: Setting, variable: Variable) -> Fault | None:
     )
 
 
-def _integer(setting: Setting, variable: Variable) -> Fault | None:
+def _integer(setting: Setting, variable: KnownVariable) -> Fault | None:
     match = re.match(r"\s*[+-]?\d+", setting.value)
     if match is None:
         return Fault(
@@ -293,7 +293,7 @@ def _integer(setting: Setting, variable: Variable) -> Fault | None:
     return _outside(setting, variable, int(match[0]))
 
 
-def _zero_one(setting: Setting, variable: Variable) -> Fault | None:
+def _zero_one(setting: Setting, variable: KnownVariable) -> Fault | None:
     if setting.value in ("0", "1"):
         return None
     return Fault(
@@ -303,7 +303,7 @@ def _zero_one(setting: Setting, variable: Variable) -> Fault | None:
     )
 
 
-def _threads_list(setting: Setting, variable: Variable) -> Fault | None:
+def _threads_list(setting: Setting, variable: KnownVariable) -> Fault | None:
     if re.fullmatch(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*", setting.value):
         return None
     return Fault(
@@ -313,7 +313,7 @@ def _threads_list(setting: Setting, variable: Variable) -> Fault | None:
     )
 
 
-_KINDS: dict[str, Callable[[Setting, Variable], Fault | None]] = {
+_KINDS: dict[str, Callable[[Setting, KnownVariable], Fault | None]] = {
     "flag": _flag,
     "number": _number,
     "size": _size,

@@ -67,7 +67,7 @@ def public_form(token: str) -> str:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeAnswer:
     """The result of trying one address."""
 
     ok: bool  # whether the intended node has answered
@@ -81,12 +81,12 @@ def try_all(
     *,
     token: str,
     own: Sequence[str],  # if another node has the same address, packets to it stay here
-) -> dict[int, dict[str, Answer]]:
+) -> dict[int, dict[str, ProbeAnswer]]:
     """Try addresses of other nodes, all at once."""
     tasks = [
         (node, port, address) for node, (port, addresses) in peers.items() for address in addresses
     ]
-    answers: dict[int, dict[str, Answer]] = {node: {} for node in peers}
+    answers: dict[int, dict[str, ProbeAnswer]] = {node: {} for node in peers}
     if not tasks:
         return answers
     with ThreadPoolExecutor(min(_THREADS, len(tasks)), thread_name_prefix="paceline-try") as pool:
@@ -97,11 +97,11 @@ def try_all(
         }
         for node, _, address in tasks:
             job = jobs.get((node, address))
-            answers[node][address] = job.result() if job is not None else Answer(False)
+            answers[node][address] = job.result() if job is not None else ProbeAnswer(False)
     return answers
 
 
-def ask(address: str, port: int, token: str, node: int) -> Answer:
+def ask(address: str, port: int, token: str, node: int) -> ProbeAnswer:
     """Try one address, for at most a second."""
     try:
         with socket.create_connection((address, port), timeout=_LIMIT_S) as client:
@@ -110,8 +110,8 @@ def ask(address: str, port: int, token: str, node: int) -> Answer:
             words = client.makefile("rb").readline().decode("ascii", "replace").split()
             trip_s, received_ns = time.monotonic() - start_s, time.time_ns()
     except OSError:
-        return Answer(False)
+        return ProbeAnswer(False)
     if len(words) != 3 or words[:2] != [public_form(token), str(node)]:
-        return Answer(False)
+        return ProbeAnswer(False)
     ahead_ns = (sent_ns + received_ns) / 2 - int(words[2])
-    return Answer(True, ahead_s=ahead_ns / 1e9, trip_s=trip_s)
+    return ProbeAnswer(True, ahead_s=ahead_ns / 1e9, trip_s=trip_s)

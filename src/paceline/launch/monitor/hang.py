@@ -13,7 +13,7 @@ from dataclasses import replace
 from paceline import deadlines
 from paceline.errors import Finding
 from paceline.launch.monitor.position import DATA, Position, shown_path
-from paceline.launch.monitor.proof import Call, Proof, difference, odd_pair
+from paceline.launch.monitor.proof import Call, HangProof, difference, odd_pair
 from paceline.launch.monitor.waiting import longer
 from paceline.text.wording import duration, few_lines, has_or_have, is_or_are, named, wait_or_waits
 
@@ -105,7 +105,7 @@ def _judge_waiting(
 
 
 def judge_proven(
-    positions: Sequence[Position], proof: Proof, *, uneven: Finding | None = None
+    positions: Sequence[Position], proof: HangProof, *, uneven: Finding | None = None
 ) -> Finding:
     """Return the cause of a hang that is proven.
 
@@ -127,7 +127,7 @@ def judge_proven(
     return replace(finding, evidence=evidence, why=finding.why or why)
 
 
-def _explains(finding: Finding, proof: Proof) -> bool:
+def _explains(finding: Finding, proof: HangProof) -> bool:
     """Return whether a finding says at least as much as the calls of a proof."""
     if finding.name in _REASONS:
         return True
@@ -143,7 +143,7 @@ def _calls(calls: Mapping[int, Call]) -> tuple[str, ...]:
     return tuple(f"{named(ranks)} called {words}" for words, ranks in groups.items())
 
 
-def _other_calls(stuck: Sequence[Position], proof: Proof) -> Finding:
+def _other_calls(stuck: Sequence[Position], proof: HangProof) -> Finding:
     first, other = odd_pair(proof.calls)
     one_operation = proof.calls[first].name == proof.calls[other].name
     return Finding(

@@ -137,7 +137,7 @@ class Stand:
 
 
 @dataclass(frozen=True)
-class Proof:
+class HangProof:
     """Ranks that can never continue."""
 
     ranks: frozenset[int]  # the stuck ranks, and ranks that have ended and that they wait for
@@ -146,7 +146,7 @@ class Proof:
     destroyed: frozenset[int] = frozenset()  # ranks that have destroyed the group of the others
 
 
-def find(stands: Iterable[Stand]) -> Proof | None:
+def find(stands: Iterable[Stand]) -> HangProof | None:
     """Return a proof that ranks can never continue, None if there is none.
 
     Args:
@@ -173,7 +173,7 @@ def _others(by_rank: Mapping[int, Stand], stand: Stand, call: Call) -> list[Stan
     ]
 
 
-def _mismatch(by_rank: Mapping[int, Stand]) -> Proof | None:
+def _mismatch(by_rank: Mapping[int, Stand]) -> HangProof | None:
     """Find blocked ranks whose calls with one sequence number do not match."""
     for stand, call in _waiting(by_rank):
         others = [other for other in _others(by_rank, stand, call) if other.blocked]
@@ -182,17 +182,17 @@ def _mismatch(by_rank: Mapping[int, Stand]) -> Proof | None:
             other.rank: same for other in others if (same := other.same_place(call)) is not None
         }
         if any(not call.fits(other_call) for other_call in calls.values()):
-            return Proof(frozenset(calls), calls)
+            return HangProof(frozenset(calls), calls)
     return None
 
 
-def _cycle(by_rank: Mapping[int, Stand]) -> Proof | None:
+def _cycle(by_rank: Mapping[int, Stand]) -> HangProof | None:
     """Find blocked ranks that wait for each other's calls; None if there are none."""
     stuck = {stand.rank for stand in by_rank.values() if stand.blocked and not stand.in_work}
     while True:
         waiting = {rank for rank in stuck if _waits_for_one_of(stuck, by_rank[rank], by_rank)}
         if waiting == stuck:
-            return Proof(frozenset(stuck)) if stuck else None
+            return HangProof(frozenset(stuck)) if stuck else None
         stuck = waiting
 
 
@@ -217,7 +217,7 @@ def _lacks(stuck: Collection[int], call: Call, stand: Stand, by_rank: Mapping[in
     )
 
 
-def _ended(by_rank: Mapping[int, Stand]) -> Proof | None:
+def _ended(by_rank: Mapping[int, Stand]) -> HangProof | None:
     """Find blocked ranks in a group with a member that has ended, or has destroyed it."""
     ranks, destroyed = set[int](), set[int]()
     for stand, call in _waiting(by_rank):
@@ -227,7 +227,7 @@ def _ended(by_rank: Mapping[int, Stand]) -> Proof | None:
         if gone:
             ranks |= {stand.rank, *gone}
             destroyed |= left
-    return Proof(frozenset(ranks), destroyed=frozenset(destroyed)) if ranks else None
+    return HangProof(frozenset(ranks), destroyed=frozenset(destroyed)) if ranks else None
 
 
 def _has_left(other: Stand, call: Call) -> bool:

@@ -38,7 +38,7 @@ _LEAST_APART_S = 0.5  # between two looks that are compared, also in tests
 
 
 @dataclass(frozen=True)
-class Verdict:
+class WatchVerdict:
     """What the head concludes from the positions of all ranks."""
 
     finding: Finding | None = None  # why the run must end, None if it continues
@@ -182,7 +182,7 @@ class Watch:
         if self.cause is not None or self._notice_key:
             self.cause, self._notice_key, self._notice_s = None, "", 0.0
 
-    def _look_together(self, channel: ControlChannel, *, quiet: bool) -> Verdict:
+    def _look_together(self, channel: ControlChannel, *, quiet: bool) -> WatchVerdict:
         """Send the positions of this node's ranks to the head, and return its verdict."""
         kind, key = f"stand/{self._round}", f"verdict/{self._round}"
         channel.call_look(self._round)
@@ -190,14 +190,16 @@ class Watch:
         if channel.node == 0:
             accounts = channel.collect(kind, until_s=_POSITIONS_S, give_up=self._give_up)
             verdict = (
-                self._judge(accounts.values()) if len(accounts) == channel.num_nodes else Verdict()
+                self._judge(accounts.values())
+                if len(accounts) == channel.num_nodes
+                else WatchVerdict()
             )
             channel.post(key, asdict(verdict))
             return verdict
         content = channel.await_head(key, until_s=_VERDICT_S, give_up=self._give_up)
-        return read_as(Verdict, content) if content else Verdict()
+        return read_as(WatchVerdict, content) if content else WatchVerdict()
 
-    def _report(self, verdict: Verdict, *, late: bool) -> Finding | None:
+    def _report(self, verdict: WatchVerdict, *, late: bool) -> Finding | None:
         """Print the notice of a verdict if it is new; return why the run must end, if it must."""
         now = time.monotonic()
         if late:
@@ -327,7 +329,7 @@ class Watch:
             queued=look.queued_bytes != 0,
         )
 
-    def _judge(self, accounts: Iterable[dict[str, Any]]) -> Verdict:
+    def _judge(self, accounts: Iterable[dict[str, Any]]) -> WatchVerdict:
         listed = list(accounts)
         positions = [
             read_as(Position, values) for account in listed for values in account["positions"]
@@ -339,14 +341,16 @@ class Watch:
             Stand.from_json(values) for account in listed for values in account["stands"]
         )
         if proven is not None:
-            return Verdict(self._with_nccl(hang.judge_proven(positions, proven, uneven=uneven)))
+            return WatchVerdict(
+                self._with_nccl(hang.judge_proven(positions, proven, uneven=uneven))
+            )
         if not hang.hangs(positions):
-            return Verdict(picture=waiting.stopped(positions) or waiting.outlived(positions))
+            return WatchVerdict(picture=waiting.stopped(positions) or waiting.outlived(positions))
         cause = hang.judge(positions, uneven=uneven)
         if self._requested_s is not None:
-            return Verdict(self._with_nccl(cause))
+            return WatchVerdict(self._with_nccl(cause))
         picture = waiting.stopped(positions) or waiting.picture(positions)
-        return Verdict(picture=picture, cause=cause if picture is not None else None)
+        return WatchVerdict(picture=picture, cause=cause if picture is not None else None)
 
     def _with_nccl(self, finding: Finding | None) -> Finding | None:
         if finding is None or self._ask_nccl is None:

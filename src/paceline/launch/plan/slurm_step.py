@@ -24,7 +24,7 @@ _NO_STEP = 0xFFFFFF00
 
 
 @dataclass(frozen=True)
-class Step:
+class SlurmStep:
     """The Slurm step that this process is a task of."""
 
     job: str  # id of its job
@@ -41,7 +41,7 @@ class Step:
         return f"Slurm step {self.job}.{self.number}"
 
 
-def read_step(environ: Mapping[str, str], *, in_terminal: bool = False) -> Step | None:
+def read_step(environ: Mapping[str, str], *, in_terminal: bool = False) -> SlurmStep | None:
     """Return the step of which this process is a task.
 
     The result is None outside a step, and in the terminal of ``srun --pty``. The variable of ``srun
@@ -78,7 +78,7 @@ def read_step(environ: Mapping[str, str], *, in_terminal: bool = False) -> Step 
             ),
         ) from None
     gpus = tuple(filter(None, environ.get(env.STEP_GPUS, "").split(",")))
-    return Step(environ[env.JOB_ID], number, nodes, node_rank, tasks, task, gpus)
+    return SlurmStep(environ[env.JOB_ID], number, nodes, node_rank, tasks, task, gpus)
 
 
 def choose_defaults(
@@ -146,7 +146,7 @@ def reachable(
 
 
 def _values(
-    step: Step,
+    step: SlurmStep,
     environ: Mapping[str, str],
     requested: Mapping[str, object],
     address_of: Callable[[str], str],
@@ -163,14 +163,16 @@ def _values(
     return {**values, "master_addr": head, "master_port": port}
 
 
-def _each_task_is_a_node(step: Step, requested: Mapping[str, object]) -> bool:
+def _each_task_is_a_node(step: SlurmStep, requested: Mapping[str, object]) -> bool:
     """Return whether the user counts tasks as nodes: right if each task has its own GPUs."""
     counts_tasks = str(requested.get("nnodes", "")) == str(sum(step.tasks))
     ranks_tasks = str(requested.get("node_rank", "")) == str(step.task)
     return max(step.tasks) > 1 and counts_tasks and ranks_tasks
 
 
-def _double_launch(step: Step, requested: Mapping[str, object], program: Sequence[str]) -> Finding:
+def _double_launch(
+    step: SlurmStep, requested: Mapping[str, object], program: Sequence[str]
+) -> Finding:
     tasks = max(step.tasks)
     nproc = str(requested.get("nproc_per_node") or "")
     per_task, total = "all ranks of the node", ""
@@ -205,7 +207,7 @@ def _counts(tasks: Sequence[int]) -> str:
     return str(tasks[0]) if len(set(tasks)) == 1 else ",".join(map(str, tasks))
 
 
-def _compare(step: Step, requested: Mapping[str, object]) -> None:
+def _compare(step: SlurmStep, requested: Mapping[str, object]) -> None:
     """Refuse typed numbers that contradict Slurm's."""
     where = f"{step.name} on {len(step.nodes)} nodes"
     nnodes = str(requested.get("nnodes") or "")

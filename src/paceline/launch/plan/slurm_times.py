@@ -16,7 +16,7 @@ _ANSWER_S = 10.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class SlurmLimits:
     """Times that Slurm reports."""
 
     # KillWait: from SIGTERM at a time limit or scancel to SIGKILL; None if unknown
@@ -29,7 +29,7 @@ class Limits:
     signals_all: bool = False
 
 
-def shortest(own_s: int, limits: Limits, *, now_s: float) -> tuple[int, str]:
+def shortest(own_s: int, limits: SlurmLimits, *, now_s: float) -> tuple[int, str]:
     """Return how long ranks have after Slurm's SIGTERM, and which limit that is.
 
     The limit is empty if it is the launcher's own. ``now_s`` is on the monotonic clock.
@@ -83,7 +83,7 @@ class Watcher:
     """Query Slurm once, in a background thread; ``limits`` has the answers so far."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self.limits = Limits()
+        self.limits = SlurmLimits()
         job = environ.get(env.JOB_ID, "")
         if job.isdigit():
             threading.Thread(
@@ -99,7 +99,7 @@ class Watcher:
         grace_s = parse_partition(
             _output("scontrol", "--oneliner", "show", "partition", partition or "no-partition")
         )
-        self.limits = Limits(parse_config(config), grace_s, ends_s, parse_tracking(config))
+        self.limits = SlurmLimits(parse_config(config), grace_s, ends_s, parse_tracking(config))
 
 
 def _output(*words: str) -> str:

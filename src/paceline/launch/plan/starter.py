@@ -16,7 +16,7 @@ from paceline.world import is_pod, read_batch_job, read_mpi_task, read_pod
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class StarterSurroundings:
     """What is known on this machine only."""
 
     address_of: Callable[[str], str]  # returns the address of a node by its name in Slurm
@@ -32,7 +32,7 @@ def choose_defaults(
     *,
     requested: Mapping[str, object],  # typed or inherited from torchrun's variables, as text
     program: Sequence[str],  # for lines to paste
-    surroundings: Surroundings,  # what is known on this machine only
+    surroundings: StarterSurroundings,  # what is known on this machine only
 ) -> StarterDefaults:
     """Return the defaults of a run's options from its starter.
 

@@ -15,7 +15,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, ReduceOp  # type: ignore[attr-defined]
 
 from paceline.errors import Finding
-from paceline.launch.preflight.facts import Facts
+from paceline.launch.preflight.facts import NodeFacts
 from paceline.machine.deadline import within
 from paceline.text.wording import few
 
@@ -107,7 +107,7 @@ def _time(gloo: Any, num_bytes: int) -> float:
     return float(duration_s)
 
 
-def judge(speed: Speed, nodes: list[Facts], mbit: dict[int, int]) -> Finding | None:
+def judge(speed: Speed, nodes: list[NodeFacts], mbit: dict[int, int]) -> Finding | None:
     """Return the finding that the link is slow for its rate, or for any run if the rate is unknown.
 
     ``speed`` is that of the slowest group, ``mbit`` the rate of each node's chosen interface in

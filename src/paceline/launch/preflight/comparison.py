@@ -19,11 +19,11 @@ from torch.distributed import DistStoreError
 
 from paceline.errors import Finding, RunError
 from paceline.launch.channel import reachability
-from paceline.launch.channel.reachability import Answer
+from paceline.launch.channel.reachability import ProbeAnswer
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.preflight import bandwidth, consistency, facts, interfaces
-from paceline.launch.preflight.facts import Facts
+from paceline.launch.preflight.facts import NodeFacts
 from paceline.machine.interfaces import Interface
 from paceline.machine.signed_store import SignedStore
 from paceline.rundir.files import display_path
@@ -41,7 +41,7 @@ _PAIRS = 4  # up to this number of nodes, each tries all others
 
 
 @dataclass(frozen=True)
-class Result:
+class PreflightResult:
     """The result of the comparison for this node."""
 
     env: Mapping[str, str] = field(default_factory=dict)  # environment variables for its ranks
@@ -75,7 +75,7 @@ class Comparison:
             return first
         return self._wait("held", _HEAD_S) and self._store.get(_key("held")) == b"1"
 
-    def run(self, gather: Callable[[int], Facts]) -> Result:
+    def run(self, gather: Callable[[int], NodeFacts]) -> PreflightResult:
         """Compare this node with the others; ``gather`` takes the port of this node's server.
 
         Raises RunError if the nodes cannot work together; all get the same finding.
@@ -89,7 +89,9 @@ class Comparison:
         finally:
             echo.close()
         if verdict is None:
-            return Result(line="roll call: the head did not answer, nodes were not compared")
+            return PreflightResult(
+                line="roll call: the head did not answer, nodes were not compared"
+            )
         if verdict["error"]:
             self._leave(Finding.from_json(verdict["error"]))
         return self._result(verdict)
@@ -131,17 +133,17 @@ class Comparison:
             return False
         return True
 
-    def _facts_of_peers(self) -> dict[int, Facts]:
+    def _facts_of_peers(self) -> dict[int, NodeFacts]:
         """Return the facts of the few nodes that this node tries; those that come in time."""
         others = {}
         for peer in self._peers():
             key = _key("facts", peer)
             with contextlib.suppress(DistStoreError):
                 self._store.wait([key], timedelta(seconds=_POSTS_S))
-                others[peer] = read_as(Facts, json.loads(self._store.get(key)))
+                others[peer] = read_as(NodeFacts, json.loads(self._store.get(key)))
         return others
 
-    def _try_others(self, mine: Facts, others: Mapping[int, Facts]) -> dict[str, Any]:
+    def _try_others(self, mine: NodeFacts, others: Mapping[int, NodeFacts]) -> dict[str, Any]:
         """Try the addresses of other nodes, and look for the head's file in the run folder."""
         apart = {peer: other for peer, other in others.items() if other.machine != mine.machine}
         tries = {
@@ -180,7 +182,7 @@ class Comparison:
     # On the head
 
     def _judge(self) -> None:
-        nodes = [read_as(Facts, values) for _, values in sorted(self.collect("facts").items())]
+        nodes = [read_as(NodeFacts, values) for _, values in sorted(self.collect("facts").items())]
         tried = self.collect("tried")
         self._mark.unlink(missing_ok=True)
         reached = gather_reached(tried)
@@ -206,7 +208,7 @@ class Comparison:
 
     def _publish_choices(
         self,
-        nodes: Sequence[Facts],
+        nodes: Sequence[NodeFacts],
         choices: Mapping[int, interfaces.InterfaceChoice],
         reached: interfaces.Reached,
     ) -> None:
@@ -243,7 +245,7 @@ class Comparison:
             num_readers = int(self._store.add(_key("heard"), 0))
         raise RunError(finding)
 
-    def _result(self, verdict: dict[str, Any]) -> Result:
+    def _result(self, verdict: dict[str, Any]) -> PreflightResult:
         """Return the result for this node, after the measurement of the link if there is one."""
         posted = json.loads(self._store.get(_key("choice", self._node)))
         choice = interfaces.InterfaceChoice(**posted["interface"])
@@ -257,7 +259,7 @@ class Comparison:
             parts.append(f"over {choice.name} ({choice.reason})")
         parts.append(f"{time.monotonic() - self._start_s:.1f} s")
         line = "roll call: " + ", ".join(parts)
-        return Result(posted["env"], verdict["master"], line, tuple(warnings))
+        return PreflightResult(posted["env"], verdict["master"], line, tuple(warnings))
 
     def _measure(self, interface: str) -> dict[str, Any]:
         # gloo has its own client of the store, which does not sign
@@ -287,26 +289,26 @@ def compare(
     token: str,
     address: str,  # of this node in the run
     first: bool,  # this node has not met other nodes before
-) -> Result:
+) -> PreflightResult:
     """Compare the nodes of a run; on one node, check only that node, and only with ``--check``.
 
     Raises RunError if the nodes cannot work together.
     """
 
-    def gather(port: int) -> Facts:
+    def gather(port: int) -> NodeFacts:
         return facts.gather(options, plan, node=node, address=address, port=port)
 
     if num_nodes == 1:
         if options.check and first:
-            return Result(line=check_alone(gather(0), folder=display_path(folder)))
-        return Result()
+            return PreflightResult(line=check_alone(gather(0), folder=display_path(folder)))
+        return PreflightResult()
     comparison = Comparison(
         store, node=node, num_nodes=num_nodes, token=token, script=options.script, folder=folder
     )
-    return comparison.run(gather) if comparison.is_due(first) else Result()
+    return comparison.run(gather) if comparison.is_due(first) else PreflightResult()
 
 
-def check_alone(mine: Facts, *, folder: str) -> str:
+def check_alone(mine: NodeFacts, *, folder: str) -> str:
     """Check a node that runs alone, and return the line about it.
 
     The run folder is already proven to be writable. Raises RunError if an interface that the user
@@ -327,7 +329,7 @@ def _addresses(some: Iterable[Interface]) -> list[str]:
     return [address for interface in some for address in interface.addresses]
 
 
-def _fastest_ahead_s(answers: Iterable[Answer]) -> float:
+def _fastest_ahead_s(answers: Iterable[ProbeAnswer]) -> float:
     """Return how far this node's clock is ahead, by the fastest answer; 0 without an answer."""
     trips = [answer for answer in answers if answer.ok]
     return min(trips, key=lambda answer: answer.trip_s).ahead_s if trips else 0.0
@@ -351,7 +353,7 @@ def gather_reached(tried: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str
 
 
 def judge(
-    nodes: list[Facts],
+    nodes: list[NodeFacts],
     tried: Mapping[int, Mapping[str, Any]],  # by each node
     reached: interfaces.Reached,  # the same tries, by the node that was tried
     *,

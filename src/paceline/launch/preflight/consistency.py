@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.errors import Finding, gravest_first
-from paceline.launch.preflight.facts import Facts
+from paceline.launch.preflight.facts import NodeFacts
 from paceline.text.wording import few, few_lines
 
 _CODE = ("script", "commit")
@@ -23,7 +23,9 @@ class Difference:
     """One property that differs between nodes."""
 
     name: str  # name of the property
-    groups: tuple[tuple[str, tuple[Facts, ...]], ...]  # the nodes by value, the rarest value first
+    groups: tuple[
+        tuple[str, tuple[NodeFacts, ...]], ...
+    ]  # the nodes by value, the rarest value first
     fatal: bool  # whether the difference stops the run
 
     @property
@@ -46,7 +48,7 @@ class Difference:
         return min(as_common, key=lambda group: group[1][0].node)[0]
 
 
-def _listed(nodes: Sequence[Facts], *, is_last: bool) -> str:
+def _listed(nodes: Sequence[NodeFacts], *, is_last: bool) -> str:
     """Return the nodes of a group in words; of many nodes a few, of the last group the number."""
     words = [node.words for node in nodes]
     if len(nodes) <= 3:
@@ -54,7 +56,7 @@ def _listed(nodes: Sequence[Facts], *, is_last: bool) -> str:
     return f"the other {len(nodes)}" if is_last else few(words, 2)
 
 
-def compare(nodes: Sequence[Facts]) -> list[Difference]:
+def compare(nodes: Sequence[NodeFacts]) -> list[Difference]:
     """Return the differences between nodes, fatal ones first."""
     names = list(dict.fromkeys(name for node in nodes for name in node.likeness))
     results = [_compare_one(name, nodes) for name in names]
@@ -62,8 +64,8 @@ def compare(nodes: Sequence[Facts]) -> list[Difference]:
     return sorted(differences, key=lambda difference: not difference.fatal)
 
 
-def _compare_one(name: str, nodes: Sequence[Facts]) -> Difference | None:
-    groups: dict[str, list[Facts]] = {}
+def _compare_one(name: str, nodes: Sequence[NodeFacts]) -> Difference | None:
+    groups: dict[str, list[NodeFacts]] = {}
     for node in nodes:
         value = node.likeness.get(name, "")
         if value and not (name == "NCCL" and not node.gpus):
@@ -87,7 +89,7 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def judge(nodes: Sequence[Facts], *, script: str) -> list[Finding]:
+def judge(nodes: Sequence[NodeFacts], *, script: str) -> list[Finding]:
     """Return the findings about differences between nodes, errors first."""
     differences = compare(nodes)
     environment = [difference for difference in differences if difference.name not in _CODE]
@@ -161,7 +163,7 @@ def _where(difference: Difference) -> str:
     return few(rare, 4)
 
 
-def judge_clocks(nodes: Sequence[Facts], offsets_s: Mapping[int, float]) -> Finding | None:
+def judge_clocks(nodes: Sequence[NodeFacts], offsets_s: Mapping[int, float]) -> Finding | None:
     """Return the finding that clocks differ; None if they agree.
 
     ``offsets_s``: by how much a node's clock is ahead of the head's, by node rank.
@@ -196,7 +198,7 @@ def _ahead(offset_s: float) -> str:
 
 
 def judge_folder(
-    nodes: Sequence[Facts],  # the head first
+    nodes: Sequence[NodeFacts],  # the head first
     sees_folder: Mapping[int, bool],  # a node sees the head's file in the folder, by node rank
     *,
     folder: str,

@@ -24,7 +24,7 @@ _PATIENCE_S = 0.5
 
 
 @dataclass(frozen=True)
-class Facts:
+class NodeFacts:
     """The facts of one node."""
 
     node: int  # its node rank
@@ -47,10 +47,10 @@ class Facts:
         return f"node {self.node} ({self.host})"
 
 
-def gather(options: Options, plan: Plan, *, node: int, address: str, port: int) -> Facts:
+def gather(options: Options, plan: Plan, *, node: int, address: str, port: int) -> NodeFacts:
     """Return the facts of this node."""
     inventory = gpus.gather() or gpus.Gpus()
-    return Facts(
+    return NodeFacts(
         node=node,
         host=socket.gethostname(),
         machine=_machine(),

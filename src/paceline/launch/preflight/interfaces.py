@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline import env
 from paceline.errors import Finding
-from paceline.launch.preflight.facts import Facts
+from paceline.launch.preflight.facts import NodeFacts
 from paceline.machine.interfaces import Interface
 from paceline.machine.nccl_lists import taken_interfaces
 
@@ -26,12 +26,12 @@ class InterfaceChoice:
     mbit: int = 0  # its rate in Mbit/s; 0 if unknown
 
 
-def candidates(node: Facts) -> list[Interface]:
+def candidates(node: NodeFacts) -> list[Interface]:
     """Return the interfaces that could lead to other hosts."""
     return [interface for interface in node.interfaces if not interface.loopback]
 
 
-def reached_address(node: Facts, interface: Interface, reached: Reached) -> str:
+def reached_address(node: NodeFacts, interface: Interface, reached: Reached) -> str:
     """Return the address of an interface that all nodes that tried it reached; empty if none."""
     tries = reached.get(node.node, {})
     for address in interface.addresses:
@@ -40,7 +40,7 @@ def reached_address(node: Facts, interface: Interface, reached: Reached) -> str:
     return ""
 
 
-def _working(node: Facts, reached: Reached) -> dict[str, Interface]:
+def _working(node: NodeFacts, reached: Reached) -> dict[str, Interface]:
     """Return the interfaces over which the other nodes reach a node, by name."""
     return {
         interface.name: interface
@@ -49,7 +49,7 @@ def _working(node: Facts, reached: Reached) -> dict[str, Interface]:
     }
 
 
-def choose(node: Facts, reached: Reached) -> InterfaceChoice:
+def choose(node: NodeFacts, reached: Reached) -> InterfaceChoice:
     """Choose the interface of a node.
 
     The user's own choice comes first. Then comes the interface with the node's address in this run,
@@ -71,7 +71,7 @@ def choose(node: Facts, reached: Reached) -> InterfaceChoice:
     return InterfaceChoice()
 
 
-def variables(node: Facts, choice: InterfaceChoice, reached: Reached) -> dict[str, str]:
+def variables(node: NodeFacts, choice: InterfaceChoice, reached: Reached) -> dict[str, str]:
     """Return variables that keep a node's ranks off dead interfaces; the user's own always win."""
     values = {}
     if choice.name and not node.settings.get(env.GLOO_INTERFACE):
@@ -83,7 +83,7 @@ def variables(node: Facts, choice: InterfaceChoice, reached: Reached) -> dict[st
     return values
 
 
-def _may_use_dead_interface(node: Facts, reached: Reached) -> bool:
+def _may_use_dead_interface(node: NodeFacts, reached: Reached) -> bool:
     """Return whether NCCL would use an interface that other nodes tried and did not reach."""
     working = _working(node, reached)
     tries = reached.get(node.node, {})
@@ -95,13 +95,13 @@ def _may_use_dead_interface(node: Facts, reached: Reached) -> bool:
     )
 
 
-def _set_for_gloo(node: Facts) -> list[Interface]:
+def _set_for_gloo(node: NodeFacts) -> list[Interface]:
     """Return the interfaces of a node that the user has named for gloo."""
     names = node.settings.get(env.GLOO_INTERFACE, "").split(",")
     return [interface for interface in node.interfaces if interface.name in names]
 
 
-def judge(nodes: Sequence[Facts], reached: Reached) -> list[Finding]:
+def judge(nodes: Sequence[NodeFacts], reached: Reached) -> list[Finding]:
     """Return the findings about interfaces that the user has named, and nodes without a usable one.
 
     On one machine, where no link is used, ``reached`` is empty.
@@ -118,7 +118,7 @@ def judge(nodes: Sequence[Facts], reached: Reached) -> list[Finding]:
     return [_unreachable(unreached)] if unreached else []
 
 
-def _absent(node: Facts) -> list[str]:
+def _absent(node: NodeFacts) -> list[str]:
     """Return the variables of a node that match none of its interfaces."""
     names = [interface.name for interface in node.interfaces]
     gloo = node.settings.get(env.GLOO_INTERFACE, "")
@@ -131,7 +131,7 @@ def _absent(node: Facts) -> list[str]:
     return absent
 
 
-def _missing(absent: Sequence[tuple[Facts, str]]) -> Finding:
+def _missing(absent: Sequence[tuple[NodeFacts, str]]) -> Finding:
     node, name = absent[0]
     others = [
         f"{other.words}: {variable}={other.settings[variable]}" for other, variable in absent[1:6]
@@ -150,7 +150,7 @@ def _missing(absent: Sequence[tuple[Facts, str]]) -> Finding:
     )
 
 
-def _where(settings: Sequence[tuple[Facts, str]]) -> str:
+def _where(settings: Sequence[tuple[NodeFacts, str]]) -> str:
     """Return the first nodes of some settings, each once."""
     return ", ".join(dict.fromkeys(node.words for node, _ in settings[:6]))
 
@@ -159,7 +159,7 @@ def _listed(interfaces: Sequence[Interface]) -> str:
     return ", ".join(f"{interface.name} ({interface.addresses[0]})" for interface in interfaces)
 
 
-def _unrouted(node: Facts, reached: Reached) -> list[str]:
+def _unrouted(node: NodeFacts, reached: Reached) -> list[str]:
     """Return the variables that name an interface without a route, if another one works."""
     if not _working(node, reached):
         return []
@@ -174,7 +174,7 @@ def _unrouted(node: Facts, reached: Reached) -> list[str]:
     return unrouted
 
 
-def _set_for_nccl(node: Facts) -> list[Interface]:
+def _set_for_nccl(node: NodeFacts) -> list[Interface]:
     """Return the interfaces of a node that the user's setting for NCCL selects."""
     setting = node.settings.get(env.NCCL_INTERFACE, "")
     if not setting:
@@ -184,7 +184,7 @@ def _set_for_nccl(node: Facts) -> list[Interface]:
     ]
 
 
-def _not_routed(unrouted: Sequence[tuple[Facts, str]], reached: Reached) -> Finding:
+def _not_routed(unrouted: Sequence[tuple[NodeFacts, str]], reached: Reached) -> Finding:
     node, name = unrouted[0]
     working = _working(node, reached)
     addresses = [
@@ -201,7 +201,7 @@ def _not_routed(unrouted: Sequence[tuple[Facts, str]], reached: Reached) -> Find
     )
 
 
-def _unreachable(nodes: Sequence[Facts]) -> Finding:
+def _unreachable(nodes: Sequence[NodeFacts]) -> Finding:
     """Return the finding that only the store is reachable, as behind address translation."""
     on_loopback = [
         node for node in nodes if node.named_loopback and not node.settings.get(env.GLOO_INTERFACE)

@@ -32,7 +32,7 @@ class LoaderSetting:
 
 
 @dataclass(frozen=True)
-class Command:
+class LoaderCommand:
     """What a rank is to do from its next batch on."""
 
     number: int  # counts up from 1; 0 is a rank without a command
@@ -44,7 +44,7 @@ class Command:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Command:
+    def from_json(cls, values: Mapping[str, Any]) -> LoaderCommand:
         """Return the command from the data that ``to_json`` returned."""
         setting = values["setting"]
         return cls(

@@ -25,9 +25,9 @@ from paceline.launch.probe.loader_commands import (
     CACHED,
     END,
     WRITTEN,
-    Command,
     CommandFiles,
     Delivery,
+    LoaderCommand,
     LoaderFacts,
     LoaderSetting,
 )
@@ -78,7 +78,7 @@ def _keep_at_last_step() -> None:
     OneCycleLR.step = bounded_step  # type: ignore[method-assign]
 
 
-class Server(Protocol):
+class TrialServer(Protocol):
     """What serves the batches of a loop."""
 
     def next_batch(self, loop: ServedLoop) -> Any:
@@ -88,7 +88,9 @@ class Server(Protocol):
 class ServedLoop:
     """A loop over a DataLoader: what its ``__iter__`` returns."""
 
-    def __init__(self, loader: Any, iterate: Callable[[], Iterator[Any]], server: Server) -> None:
+    def __init__(
+        self, loader: Any, iterate: Callable[[], Iterator[Any]], server: TrialServer
+    ) -> None:
         self.loader = loader
         self._iterate, self._server = iterate, server
         self._written: Iterator[Any] | None = None
@@ -148,7 +150,7 @@ class LoaderTrials:
         self._process = os.getpid()  # a worker may have its own DataLoader
         self._loader: Any = None  # whose batches an optimizer step follows
         self._last: tuple[Any, Any] | None = None  # the loader read last, and its batch
-        self._command = Command(0, WRITTEN)
+        self._command = LoaderCommand(0, WRITTEN)
         self._version: tuple[int, int] | None = None  # of the command file
         self._requests: _Requests | None = None
         self._source: Iterator[Any] | None = None
@@ -200,7 +202,7 @@ class LoaderTrials:
         if version == self._version:
             return
         self._version = version
-        self._command = Command.from_json(json.loads(self._files.command.read_text()))
+        self._command = LoaderCommand.from_json(json.loads(self._files.command.read_text()))
         self._release()
         if self._command.source == END:
             os._exit(0)
@@ -249,7 +251,7 @@ class LoaderTrials:
         with self._files.failures(self._local_rank).open("a") as file:
             file.write(json.dumps(entry) + "\n")
         self._release()
-        self._command = Command(self._command.number, WRITTEN)
+        self._command = LoaderCommand(self._command.number, WRITTEN)
 
     def _release(self) -> None:
         """End the workers of the last command at once."""

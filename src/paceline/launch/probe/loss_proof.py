@@ -29,7 +29,7 @@ import torch
 from paceline.launch.probe import proof_batch, proof_judging
 from paceline.launch.probe.loader_trials import ServedLoop
 from paceline.launch.probe.proof_batch import NotCut
-from paceline.launch.probe.proof_judging import Backward, Facts, Pass
+from paceline.launch.probe.proof_judging import Backward, Pass, ProofFacts
 from paceline.launch.probe.proof_state import Gradients, TrainingState, added
 from paceline.launch.probe.random_rows import RandomRows
 from paceline.rundir.proofs import NOT_JUDGED, PROVEN, UNDER_WAY, Proof
@@ -185,7 +185,7 @@ class LossProof:
 
     def _judge(self, parts: Sequence[Pass], names: Sequence[str]) -> None:
         """Judge a division whose passes are complete; end the proof if that suffices."""
-        facts = Facts(names, self._is_double, self.random.doubt, self.has_session)
+        facts = ProofFacts(names, self._is_double, self.random.doubt, self.has_session)
         proof = proof_judging.judge(self._passes[1], parts, facts)
         self._error = max(proof.error, self._error)
         if proof.state != PROVEN or parts[1] is self._passes[-1]:

@@ -43,7 +43,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ProofFacts:
     """What else is known of the passes."""
 
     names: Sequence[str]  # of the parameters
@@ -109,7 +109,7 @@ def why_not_repeated(one: Pass, again: Pass, earlier: int) -> str:
 def judge(
     whole: Pass,
     parts: Sequence[Pass],  # the passes over its parts, which have all of its rows
-    facts: Facts,
+    facts: ProofFacts,
 ) -> Proof:
     """Return what the passes over a batch and its parts show."""
     if any(len(part.backwards) != len(whole.backwards) for part in parts):
@@ -175,7 +175,7 @@ def _factor(compared: _Comparison) -> float | None:
 
 
 def _mixes(
-    compared: _Comparison, line: str, whole: Pass, parts: Sequence[Pass], facts: Facts
+    compared: _Comparison, line: str, whole: Pass, parts: Sequence[Pass], facts: ProofFacts
 ) -> Proof:
     first = compared.differing[0]
     error, name = compared.errors[first], facts.names[first]
@@ -206,7 +206,7 @@ def _in_words(whole: Pass, parts: Sequence[Pass]) -> str:
     return f"{len(whole.rows)} rows, cut into parts of {sizes}"
 
 
-def _fix(is_sum: bool, facts: Facts) -> str:
+def _fix(is_sum: bool, facts: ProofFacts) -> str:
     if is_sum:
         return "divide it by the rows of this rank: loss / len(x)"
     if facts.has_session:
@@ -220,7 +220,7 @@ def _fix(is_sum: bool, facts: Facts) -> str:
     )
 
 
-def _judge_statistics(whole: Pass, parts: Sequence[Pass], facts: Facts) -> Proof | None:
+def _judge_statistics(whole: Pass, parts: Sequence[Pass], facts: ProofFacts) -> Proof | None:
     """Return the result if a buffer depends on the rows; None otherwise."""
     for name, value in whole.statistics.items():
         others = [part.statistics.get(name, value) for part in parts]
@@ -259,5 +259,5 @@ def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-def _not_judged(reason: str, facts: Facts) -> Proof:
+def _not_judged(reason: str, facts: ProofFacts) -> Proof:
     return Proof(NOT_JUDGED, reason, is_double=facts.is_double)

@@ -54,7 +54,7 @@ from paceline.world import expand_nodelist
 
 
 @dataclass
-class Meeting:
+class NodeMeeting:
     """What a node needs to take part in a run."""
 
     handler: RendezvousHandler  # torch's rendezvous handler
@@ -109,7 +109,7 @@ def meet(
     run_name: str,  # name of the run folder, published by the head
     first_attempt: int,  # in that folder, published by the head
     inform: Callable[[Notice], None],
-) -> Meeting:
+) -> NodeMeeting:
     """Open or reach the store of the run, wait for the other nodes, and return how to meet there.
 
     Raises SetupError if the port is taken, or a name does not resolve; RunError if another run
@@ -137,7 +137,7 @@ def meet(
     finally:
         notes.remove()
     has_fixed_size = 1 < options.min_nodes == options.max_nodes
-    return Meeting(
+    return NodeMeeting(
         handler=_handler(node, entry, address=address, gathering=gathering),
         store=entry.store,
         identity=entry.identity,
@@ -374,7 +374,7 @@ def _dynamic_handler(node: _Node, entry: _Entry, *, address: str) -> RendezvousH
     return create_handler(client, C10dRendezvousBackend(client, parameters.run_id), parameters)
 
 
-def _meet_elsewhere(options: Options, plan: Plan, identity: dict[str, Any]) -> Meeting:
+def _meet_elsewhere(options: Options, plan: Plan, identity: dict[str, Any]) -> NodeMeeting:
     """Return the meeting of a backend from torch or a torch plug-in, such as etcd."""
     addresses = [address for _, address in interfaces.addresses()]
     outer = [address for address in addresses if not address.startswith("127.")]
@@ -391,7 +391,9 @@ def _meet_elsewhere(options: Options, plan: Plan, identity: dict[str, Any]) -> M
             where="command line",
             fix="--rdzv-backend c10d needs nothing to be installed",
         ) from None
-    return Meeting(handler, None, identity, address=address, endpoint=plan.host, hosts_store=False)
+    return NodeMeeting(
+        handler, None, identity, address=address, endpoint=plan.host, hosts_store=False
+    )
 
 
 def _parameters(

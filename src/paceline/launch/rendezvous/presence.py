@@ -34,14 +34,16 @@ class Arrived:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PresenceVerdict:
     """The result of the wait for nodes."""
 
     members: tuple[Arrived, ...] = ()  # the nodes that begin the run
     finding: Finding | None = None  # why the run cannot begin; None if it can
 
 
-def judge(present: Sequence[Arrived], *, head: Arrived, sure: frozenset[int]) -> Verdict | None:
+def judge(
+    present: Sequence[Arrived], *, head: Arrived, sure: frozenset[int]
+) -> PresenceVerdict | None:
     """Decide whether the nodes that have arrived can begin the run; None while some are awaited.
 
     ``present`` have a recent sign of life, the head included, in the order of their tickets.
@@ -51,24 +53,24 @@ def judge(present: Sequence[Arrived], *, head: Arrived, sure: frozenset[int]) ->
     """
     for node in present:
         if node.nodes != head.nodes:
-            return Verdict(finding=sizes_differ(head, node))
+            return PresenceVerdict(finding=sizes_differ(head, node))
     least, most = head.nodes
     if head.rank is None:
-        return Verdict(tuple(present[:most])) if len(present) >= least else None
+        return PresenceVerdict(tuple(present[:most])) if len(present) >= least else None
     first: dict[int | None, Arrived] = {}
     for node in present:
         other = first.setdefault(node.rank, node)
         if other is not node and {other.ticket, node.ticket} <= sure:
-            return Verdict(finding=same_rank_twice(other, node))
+            return PresenceVerdict(finding=same_rank_twice(other, node))
     is_complete = len(first) == most == len(present)
-    return Verdict(tuple(sorted(first.values(), key=_order))) if is_complete else None
+    return PresenceVerdict(tuple(sorted(first.values(), key=_order))) if is_complete else None
 
 
 def _order(node: Arrived) -> int:
     return -1 if node.rank is None else node.rank
 
 
-def judge_newcomer(me: Arrived, verdict: Verdict, *, head: Arrived) -> Finding | None:
+def judge_newcomer(me: Arrived, verdict: PresenceVerdict, *, head: Arrived) -> Finding | None:
     """Return why a node that comes after the roll call cannot join; None if torch may admit it."""
     if verdict.finding is not None:
         return too_late(me, verdict.finding)

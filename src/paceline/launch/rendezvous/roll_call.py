@@ -16,7 +16,7 @@ from paceline.errors import Finding, Notice, RunError
 from paceline.launch.rendezvous import presence, unreachable
 from paceline.launch.rendezvous.node_wait import Waiting
 from paceline.launch.rendezvous.notes import Note, Notes
-from paceline.launch.rendezvous.presence import Arrived, Verdict
+from paceline.launch.rendezvous.presence import Arrived, PresenceVerdict
 from paceline.machine.signed_store import SignedStore
 from paceline.text.plain_data import read_as
 
@@ -106,7 +106,7 @@ class Roll:
             self._come_late()
             return
         if self._is_head:  # else a thousand nodes would read it at once
-            self.members = read_as(Verdict, json.loads(self._store.get(_WHOLE))).members
+            self.members = read_as(PresenceVerdict, json.loads(self._store.get(_WHOLE))).members
 
     def _announce(self) -> None:
         ticket = int(self._store.add(f"{_ROLL}/count", 1))
@@ -148,7 +148,7 @@ class Roll:
         present = self._present()
         verdict = self._judge(present)
         if verdict is None and waited_s > self._limit_s:
-            verdict = Verdict(finding=self._missing(present, waited_s))
+            verdict = PresenceVerdict(finding=self._missing(present, waited_s))
         if verdict is not None:
             self._publish(verdict)
             return
@@ -159,7 +159,7 @@ class Roll:
             self._awaited = awaited
             self._store.set(_AWAITED, json.dumps(awaited.to_json()))
 
-    def _judge(self, present: list[Arrived]) -> Verdict | None:
+    def _judge(self, present: list[Arrived]) -> PresenceVerdict | None:
         """Return whether the run can begin, with the nodes that sign if these are enough."""
         presences = self._presences
         newest_s = max((entry.arrival_s for entry in presences.values()), default=0.0)
@@ -195,7 +195,7 @@ class Roll:
             if (note.host, note.pid) not in launchers and note.rank not in ranks
         ]
 
-    def _publish(self, verdict: Verdict) -> None:
+    def _publish(self, verdict: PresenceVerdict) -> None:
         """Publish the verdict, and a short form that a thousand waiting nodes read at once."""
         tickets = [member.ticket for member in verdict.members]
         all_sign = all(self._presences[ticket].is_signed for ticket in tickets)
@@ -281,7 +281,7 @@ class Roll:
         """Return if torch's rendezvous has a place for this late node, else raise RunError."""
         whole = json.loads(self._store.get(_WHOLE))
         self._settle(bool(whole.get("signed")))
-        verdict = read_as(Verdict, whole)
+        verdict = read_as(PresenceVerdict, whole)
         finding = presence.judge_newcomer(self._me, verdict, head=self._head)
         if finding is not None:
             raise RunError(finding)

@@ -47,7 +47,7 @@ from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan, rank_environment
 from paceline.launch.preflight import comparison
 from paceline.launch.rendezvous import roll_call
-from paceline.launch.rendezvous.handler import Meeting, hosts_by_rank, node_timeout_s
+from paceline.launch.rendezvous.handler import NodeMeeting, hosts_by_rank, node_timeout_s
 from paceline.launch.rendezvous.held_rendezvous import HeldRendezvous
 from paceline.launch.run import peers
 from paceline.launch.run.console import Console
@@ -90,7 +90,7 @@ class Agent(LocalElasticAgent):
     def __init__(
         self,
         context: LaunchContext,
-        meeting: Meeting,
+        meeting: NodeMeeting,
         folder: RunFolder,
         link: Link,
         *,
@@ -413,7 +413,7 @@ def show_events(console: Console) -> None:
     handler.setStream(os.fdopen(os.dup(console.err), "w", buffering=1))
 
 
-def make_spec(options: Options, plan: Plan, meeting: Meeting) -> WorkerSpec:
+def make_spec(options: Options, plan: Plan, meeting: NodeMeeting) -> WorkerSpec:
     """Return torch's description of this node's ranks."""
     return WorkerSpec(
         role=options.role,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.launch.run.folder import RunFolder
 
 if TYPE_CHECKING:
-    from paceline.launch.rendezvous.handler import Meeting
+    from paceline.launch.rendezvous.handler import NodeMeeting
     from paceline.launch.run.supervision import Supervision
 
 
@@ -27,11 +27,11 @@ class NodeEnd:
 
 
 @dataclass(frozen=True)
-class Progress:
+class NodeProgress:
     """How far the node has come."""
 
     # how this node takes part in the run; None until it has met the others
-    meeting: Meeting | None = None
+    meeting: NodeMeeting | None = None
     folder: RunFolder | None = None  # the run folder; None until the run has a name
     # watches the ranks of the newest attempt; None before the first one
     supervision: Supervision | None = None
@@ -44,7 +44,7 @@ class Link:
     """The slot that the node's thread writes."""
 
     def __init__(self) -> None:
-        self.progress = Progress()
+        self.progress = NodeProgress()
 
     def advance(self, **changes: Any) -> None:
         """Report to the main thread how far the node has come."""

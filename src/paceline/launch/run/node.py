@@ -26,7 +26,7 @@ from paceline.rundir import identity
 from paceline.rundir.files import RunDir, display_path, write_whole
 
 if TYPE_CHECKING:
-    from paceline.launch.rendezvous.handler import Meeting
+    from paceline.launch.rendezvous.handler import NodeMeeting
 
 
 class Node:
@@ -75,7 +75,7 @@ class Node:
             return True
         return not result.is_failed() and result.state.name == "SUCCEEDED"
 
-    def _meet(self) -> tuple[Meeting, RunFolder]:
+    def _meet(self) -> tuple[NodeMeeting, RunFolder]:
         """Meet the other nodes, and create the run folder, which the head has named."""
         from paceline.launch.rendezvous import handler as rendezvous
 
@@ -109,7 +109,7 @@ class Node:
         self._warn_of_settings()
         return meeting, folder
 
-    def _write_plan(self, meeting: Meeting, folder: RunFolder) -> None:
+    def _write_plan(self, meeting: NodeMeeting, folder: RunFolder) -> None:
         """Write the plan into the run folder, and print it."""
         if self._options.node_rank == 0 or self._plan.rendezvous != "static":
             with contextlib.suppress(OSError):  # the plan is printed as well
@@ -144,7 +144,7 @@ class Node:
             if dropped is not None:
                 self._context.notices.warn(dropped)
 
-    def _rank_env(self, meeting: Meeting, run_dir: RunDir) -> dict[str, str]:
+    def _rank_env(self, meeting: NodeMeeting, run_dir: RunDir) -> dict[str, str]:
         """Return variables for every rank, in addition to torchrun's."""
         # Of several nodes only those that have a secret in common can have another one.
         own = secrets.token_hex(32) if self._options.one_node else ""

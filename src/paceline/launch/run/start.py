@@ -16,7 +16,7 @@ from paceline.launch.in_rank import rank_entry
 from paceline.launch.plan import plan as planning
 from paceline.launch.plan import ports, script, slurm_step
 from paceline.launch.plan.accelerate import choice, config_file
-from paceline.launch.plan.accelerate.choice import Choice
+from paceline.launch.plan.accelerate.choice import AccelerateChoice
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.preferences import abbreviate_home
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.launch.outcome.report import Report
 
 
-def configure(options: Options, source: str) -> Choice:
+def configure(options: Options, source: str) -> AccelerateChoice:
     """Set the variables of this run's configuration, for this process and all ranks.
 
     Args:
@@ -47,20 +47,20 @@ def configure(options: Options, source: str) -> Choice:
     return configuration
 
 
-def _choose(options: Options, source: str, environ: Mapping[str, str]) -> Choice:
+def _choose(options: Options, source: str, environ: Mapping[str, str]) -> AccelerateChoice:
     if options.accelerate_config == config_file.NONE:
-        return Choice()
+        return AccelerateChoice()
     if options.accelerate_config:
         return choice.named(
             config_file.settings_of(options.accelerate_config), options.accelerate_config, environ
         )
     path = config_file.default_path(environ)
     if not path.is_file() or not choice.imports_accelerate(source):
-        return Choice()
+        return AccelerateChoice()
     try:
         default = config_file.settings_of(str(path))
     except PacelineError:
-        return Choice()  # the user has not asked for this file
+        return AccelerateChoice()  # the user has not asked for this file
     return choice.by_default(
         default,
         abbreviate_home(path),

@@ -12,7 +12,7 @@ from paceline.measure.bench.command import bench
 from paceline.measure.bench.request import (
     EXAMPLE,
     PER_RANK,
-    Request,
+    BenchRequest,
     batch_unknown,
     check_division,
     no_effect,
@@ -22,7 +22,7 @@ from paceline.measure.bench.request import (
 __all__ = [
     "EXAMPLE",
     "PER_RANK",
-    "Request",
+    "BenchRequest",
     "batch_unknown",
     "bench",
     "check_division",

@@ -60,7 +60,7 @@ class Brake:
 
 
 @dataclass(frozen=True)
-class Case:
+class BrakeCase:
     """What the brake is decided from."""
 
     base: WorldFigures  # the smallest number of ranks
@@ -91,14 +91,14 @@ def judge(
     gradient_bytes: int | None,  # reduced in a step; None if unknown
 ) -> Brake:
     """Return what holds the largest number of ranks back."""
-    case = Case(figures[0], figures[-1], is_weak, script, gradient_bytes)
+    case = BrakeCase(figures[0], figures[-1], is_weak, script, gradient_bytes)
     brake = _brake(case, is_alone=len(figures) == 1)
     name = _FINDINGS.get(brake.name, "")
     is_finding = name and bottleneck.longest_wait(case.largest.parts) == name
     return replace(brake, finding=name) if is_finding else brake
 
 
-def _brake(case: Case, *, is_alone: bool) -> Brake:
+def _brake(case: BrakeCase, *, is_alone: bool) -> Brake:
     if is_alone or case.largest.efficiency.high >= IDEAL:
         return _not_held_back(case, is_alone=is_alone)
     growth = case.growth
@@ -114,7 +114,7 @@ def _brake(case: Case, *, is_alone: bool) -> Brake:
     return _SENTENCES[part](case)
 
 
-def _not_held_back(case: Case, *, is_alone: bool) -> Brake:
+def _not_held_back(case: BrakeCase, *, is_alone: bool) -> Brake:
     share = _share(case.largest.parts, "data")
     if share >= DATA_SHARE:
         sentence = f"{_ranks(case.largest)} wait for data {share:.0%} of the time"
@@ -126,7 +126,7 @@ def _not_held_back(case: Case, *, is_alone: bool) -> Brake:
     return Brake(NONE, f"nothing beyond the noise of these steps: {_efficiency(case)}")
 
 
-def _is_too_little_work(case: Case) -> bool:
+def _is_too_little_work(case: BrakeCase) -> bool:
     """Return whether ranks spend longer on each other than on computing, for few bytes."""
     parts, growth = case.largest.parts, case.growth
     together_s = growth.get("communication", 0.0)
@@ -137,7 +137,7 @@ def _is_too_little_work(case: Case) -> bool:
     return is_largest and has_few_bytes and together_s > parts["compute"]
 
 
-def _small_batch(case: Case) -> Brake:
+def _small_batch(case: BrakeCase) -> Brake:
     parts = case.largest.parts
     together_s = parts.get("communication", 0.0) + parts.get("waiting", 0.0)
     return Brake(
@@ -148,7 +148,7 @@ def _small_batch(case: Case) -> Brake:
     )
 
 
-def _data(case: Case) -> Brake:
+def _data(case: BrakeCase) -> Brake:
     is_small = _share(case.largest.parts, "data") < bottleneck.SMALL_DATA_SHARE
     return Brake(
         DATA,
@@ -157,7 +157,7 @@ def _data(case: Case) -> Brake:
     )
 
 
-def _compute(case: Case) -> Brake:
+def _compute(case: BrakeCase) -> Brake:
     if case.is_weak:
         return Brake(
             COMPUTE,
@@ -175,7 +175,7 @@ def _compute(case: Case) -> Brake:
     )
 
 
-def _communication(case: Case) -> Brake:
+def _communication(case: BrakeCase) -> Brake:
     size = ""
     if case.gradient_bytes is not None:
         size = f" of {case.gradient_bytes / 1e6:.3g} MB"
@@ -186,7 +186,7 @@ def _communication(case: Case) -> Brake:
     )
 
 
-def _waiting(case: Case) -> Brake:
+def _waiting(case: BrakeCase) -> Brake:
     slow = case.largest.slow_rank
     if slow is None:
         waiting = milliseconds(case.largest.parts["waiting"])
@@ -204,7 +204,7 @@ def _waiting(case: Case) -> Brake:
     )
 
 
-def _other(case: Case) -> Brake:
+def _other(case: BrakeCase) -> Brake:
     return Brake(
         OTHER,
         f"the script's own code between steps, {_grown(case, 'other code')}",
@@ -221,7 +221,7 @@ _SENTENCES = {
 }
 
 
-def _grown(case: Case, part: str) -> str:
+def _grown(case: BrakeCase, part: str) -> str:
     seconds, before_s = case.largest.parts[part], case.base.parts.get(part, 0.0)
     return (
         f"{milliseconds(seconds)} a step on {_ranks(case.largest)} and {milliseconds(before_s)} on"
@@ -229,7 +229,7 @@ def _grown(case: Case, part: str) -> str:
     )
 
 
-def _efficiency(case: Case) -> str:
+def _efficiency(case: BrakeCase) -> str:
     efficiency = case.largest.efficiency
     return (
         f"the efficiency of {_ranks(case.largest)} is {efficiency.value:.0%}"

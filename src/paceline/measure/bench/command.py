@@ -15,24 +15,24 @@ from paceline.launch.plan.options import Options
 from paceline.machine import cpus, gpus
 from paceline.measure import bench_file, trial
 from paceline.measure.bench import brake, request, rounds, settings, table
-from paceline.measure.bench.request import Devices, Request
-from paceline.measure.bench.rounds import UNTIMED, Measured
-from paceline.measure.bench.settings import Setting, Worth
-from paceline.measure.bench.table import Result
+from paceline.measure.bench.request import BenchRequest, Devices
+from paceline.measure.bench.rounds import UNTIMED, MeasuredRounds
+from paceline.measure.bench.settings import TriedSetting, Worth
+from paceline.measure.bench.table import BenchResult
 from paceline.measure.trial import Say, TrialResult
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
 from paceline.text import terminal
 
-_NO_SETTING = Setting("no setting", "")
+_NO_SETTING = TriedSetting("no setting", "")
 
 
 def measure(
-    request: Request,
-    measured: Measured,  # at least one of its trials went well
+    request: BenchRequest,
+    measured: MeasuredRounds,  # at least one of its trials went well
     folder: Path,  # where the run folders of the trials are created
     *,
-    offers: Sequence[Setting],
+    offers: Sequence[TriedSetting],
     variables: Mapping[str, str],
     say: Say,  # takes what is measured now; returns what moves the progress bar
 ) -> list[Worth]:
@@ -66,7 +66,7 @@ def devices() -> Devices:
     return Devices(cpus.usable_cpus()[0], are_gpus=False)
 
 
-def bench(requested: Request, *, as_json: bool) -> int:
+def bench(requested: BenchRequest, *, as_json: bool) -> int:
     """Measure, write ``bench.json``, print the result, and return the exit status.
 
     Raises UsageError if the request cannot be measured here, or its script does not exist;
@@ -85,7 +85,7 @@ def bench(requested: Request, *, as_json: bool) -> int:
     return EXIT_FAILED if result.findings else EXIT_OK
 
 
-def _complete(requested: Request, node: Devices) -> Request:
+def _complete(requested: BenchRequest, node: Devices) -> BenchRequest:
     """Return the request with its numbers of ranks, after all checks that need no measurement."""
     script.read(Options(script=requested.command[0], module=requested.is_module))
     if not requested.worlds:
@@ -96,7 +96,7 @@ def _complete(requested: Request, node: Devices) -> Request:
     return requested
 
 
-def _measure(requested: Request, node: Devices, root: Path) -> Result:
+def _measure(requested: BenchRequest, node: Devices, root: Path) -> BenchResult:
     """Run all trials, write ``bench.json``, and return the result."""
     threads = _threads(requested, node)
     variables = {} if threads is None else {env.OMP_THREADS: str(threads)}
@@ -115,7 +115,7 @@ def _measure(requested: Request, node: Devices, root: Path) -> Result:
         content = replace(content, settings=tuple(asdict(worth) for worth in worths))
         bench_file.write(content, RunDir(root))
     figures = bench_file.figures(content)
-    return Result(
+    return BenchResult(
         bench=content,
         figures=figures,
         brake=brake.judge(
@@ -134,8 +134,8 @@ def _measure(requested: Request, node: Devices, root: Path) -> Result:
 
 
 def _try_settings(
-    requested: Request,
-    measured: Measured,
+    requested: BenchRequest,
+    measured: MeasuredRounds,
     root: Path,
     *,
     variables: Mapping[str, str],
@@ -151,7 +151,7 @@ def _try_settings(
         )
 
 
-def to_json(result: Result) -> dict[str, Any]:
+def to_json(result: BenchResult) -> dict[str, Any]:
     """Return what ``--json`` prints; the steps themselves are in ``bench.json``. Pure."""
     values = result.bench.to_json()
     del values["worlds"]
@@ -177,7 +177,7 @@ def _require_one_task() -> None:
     raise option_invalid(what, where="SLURM_STEP_NUM_TASKS", fix=fix)
 
 
-def _threads(requested: Request, node: Devices) -> int | None:
+def _threads(requested: BenchRequest, node: Devices) -> int | None:
     """Return the threads of a rank at every size; None if the user or the GPUs decide.
 
     The launcher gives a single rank all CPUs. On CPUs that would compare one rank on all of them

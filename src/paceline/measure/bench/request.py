@@ -28,7 +28,7 @@ class Devices:
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchRequest:
     """A bench as requested. Times are in seconds."""
 
     command: tuple[str, ...]  # the script and its arguments
@@ -75,7 +75,7 @@ def default_worlds(devices: Devices) -> tuple[int, ...]:
     return tuple(sorted({size for size in powers if size < devices.count} | {devices.count}))
 
 
-def check(request: Request, devices: Devices) -> None:
+def check(request: BenchRequest, devices: Devices) -> None:
     """Refuse what cannot be measured."""
     _check_devices(request, devices)
     if request.steps < FEWEST_STEPS:
@@ -89,7 +89,7 @@ def check(request: Request, devices: Devices) -> None:
         raise option_contradicted(what, where=option, fix="--scaling strong")
 
 
-def _check_devices(request: Request, devices: Devices) -> None:
+def _check_devices(request: BenchRequest, devices: Devices) -> None:
     largest = request.worlds[-1]
     if largest <= devices.count or request.oversubscribe:
         return
@@ -104,7 +104,7 @@ def _check_devices(request: Request, devices: Devices) -> None:
     )
 
 
-def _check_strong(request: Request) -> None:
+def _check_strong(request: BenchRequest) -> None:
     if PER_RANK not in request.batch_option:
         what = f"--scaling strong needs --batch-option with {PER_RANK} for the batch of a rank"
         raise option_invalid(what, where="--batch-option", fix=f"--scaling strong {EXAMPLE}")
@@ -112,7 +112,7 @@ def _check_strong(request: Request) -> None:
         check_division(request, request.global_batch)
 
 
-def check_division(request: Request, global_batch: int) -> None:
+def check_division(request: BenchRequest, global_batch: int) -> None:
     """Refuse a global batch that cannot be divided among the ranks."""
     uneven = [size for size in request.worlds if global_batch % size]
     if uneven or not global_batch:
@@ -121,7 +121,9 @@ def check_division(request: Request, global_batch: int) -> None:
         raise option_invalid(what, where="--global-batch", fix=f"--global-batch {near}")
 
 
-def no_effect(request: Request, world_size: int, *, measured: int, expected: int) -> UsageError:
+def no_effect(
+    request: BenchRequest, world_size: int, *, measured: int, expected: int
+) -> UsageError:
     """Return the error that the script does not follow ``--batch-option``."""
     what = (
         f"with {' '.join(request.command_for(world_size, expected)[len(request.command) :])},"

@@ -19,7 +19,7 @@ from pathlib import Path
 from paceline.errors import Finding
 from paceline.measure import bench_file, trial
 from paceline.measure.bench import request as requests
-from paceline.measure.bench.request import Request
+from paceline.measure.bench.request import BenchRequest
 from paceline.measure.bench_file import BenchFile, Round, WorldBench
 from paceline.measure.trial import Say, Trial, TrialResult
 from paceline.rundir import files
@@ -59,7 +59,7 @@ UNTIMED = 2  # steps at the start of a trial
 
 
 @dataclass
-class Measured:
+class MeasuredRounds:
     """The trials of a bench."""
 
     # those that went well, by number of ranks
@@ -71,13 +71,15 @@ class Measured:
     backend: str = ""  # the backend that ranks use; empty before the first trial
 
 
-def measure(request: Request, folder: Path, *, variables: Mapping[str, str], say: Say) -> Measured:
+def measure(
+    request: BenchRequest, folder: Path, *, variables: Mapping[str, str], say: Say
+) -> MeasuredRounds:
     """Run all trials of a bench; their run folders are created in ``folder``.
 
     ``say`` takes what is measured now, and returns what moves the progress bar. Raises UsageError
     if the script does not follow ``--batch-option``.
     """
-    measured = Measured(global_batch=request.global_batch)
+    measured = MeasuredRounds(global_batch=request.global_batch)
     for number, size in _turns(request):
         if size in measured.findings:
             continue
@@ -89,7 +91,7 @@ def measure(request: Request, folder: Path, *, variables: Mapping[str, str], say
     return measured
 
 
-def make(request: Request, measured: Measured, size: int, run_dir: Path) -> Trial:
+def make(request: BenchRequest, measured: MeasuredRounds, size: int, run_dir: Path) -> Trial:
     """Return the trial of a number of ranks."""
     return Trial(
         command=request.command_for(size, measured.global_batch),
@@ -108,14 +110,14 @@ def run(one: Trial, tick: Callable[[], None]) -> TrialResult:
     return result
 
 
-def _turns(request: Request) -> Iterator[tuple[int, int]]:
+def _turns(request: BenchRequest) -> Iterator[tuple[int, int]]:
     """Yield the number of the round, from 1, and the number of ranks of each trial."""
     for number in range(1, request.rounds + 1):
         sizes = request.worlds if number % 2 else tuple(reversed(request.worlds))
         yield from ((number, size) for size in sizes)
 
 
-def _add(measured: Measured, request: Request, one: Trial, result: TrialResult) -> None:
+def _add(measured: MeasuredRounds, request: BenchRequest, one: Trial, result: TrialResult) -> None:
     size = one.world_size
     if result.finding is not None:
         measured.findings[size] = result.finding
@@ -128,7 +130,9 @@ def _add(measured: Measured, request: Request, one: Trial, result: TrialResult) 
     measured.results.setdefault(size, []).append(result)
 
 
-def _check_batch(measured: Measured, request: Request, one: Trial, result: TrialResult) -> None:
+def _check_batch(
+    measured: MeasuredRounds, request: BenchRequest, one: Trial, result: TrialResult
+) -> None:
     """Take the global batch from the first trial, and compare that of the others with it."""
     samples, expected = result.samples_per_step, measured.global_batch
     if expected is None:
@@ -140,7 +144,7 @@ def _check_batch(measured: Measured, request: Request, one: Trial, result: Trial
         raise requests.no_effect(request, one.world_size, measured=samples, expected=expected)
 
 
-def to_bench(request: Request, measured: Measured, *, oversubscribed: bool) -> BenchFile:
+def to_bench(request: BenchRequest, measured: MeasuredRounds, *, oversubscribed: bool) -> BenchFile:
     """Return what was measured, without the steps of the warm-up. Pure.
 
     At least one trial went well. ``oversubscribed``: ranks share devices.
@@ -160,7 +164,7 @@ def to_bench(request: Request, measured: Measured, *, oversubscribed: bool) -> B
     )
 
 
-def warmup_steps(measured: Measured) -> int:
+def warmup_steps(measured: MeasuredRounds) -> int:
     """Return how many timed steps belong to the warm-up: the most that a number of ranks needs.
 
     Of the rounds of one number of ranks the median counts: a single one may have been disturbed.
@@ -171,7 +175,7 @@ def warmup_steps(measured: Measured) -> int:
     )
 
 
-def has_settled(measured: Measured) -> bool:
+def has_settled(measured: MeasuredRounds) -> bool:
     """Return whether the times of steps had settled before half of them were over."""
     shortest = min(len(result.steps) for results in measured.results.values() for result in results)
     return warmup_steps(measured) < shortest // 2
@@ -194,7 +198,7 @@ def _after(result: TrialResult, first: int) -> Round:
     return {step: ranks for step, ranks in result.steps.items() if step >= first}
 
 
-def observed_scaling(requested: str, measured: Measured) -> str:
+def observed_scaling(requested: str, measured: MeasuredRounds) -> str:
     """Return ``"strong"`` if the script itself divides a global batch among its ranks.
 
     Scripts of ``paceline.Session`` do, and those that compute the batch from the world size.

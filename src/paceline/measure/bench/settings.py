@@ -30,7 +30,7 @@ _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=\S*")
 
 
 @dataclass(frozen=True)
-class Setting:
+class TriedSetting:
     """Something to try."""
 
     name: str  # its name in ``--settings`` and in the table
@@ -63,7 +63,7 @@ class Worth:
     is_calculated: bool = False
 
 
-def offered(*, backend: str, cpus: int, ranks: int) -> list[Setting]:
+def offered(*, backend: str, cpus: int, ranks: int) -> list[TriedSetting]:
     """Return the settings that ``--settings all`` tries."""
     algorithms = ("Ring", "Tree") if backend == "nccl" else ()
     thread_counts = sorted({1, max(1, cpus // ranks), cpus})
@@ -74,30 +74,30 @@ def offered(*, backend: str, cpus: int, ranks: int) -> list[Setting]:
     ]
 
 
-def _of_ddp() -> Iterator[Setting]:
+def _of_ddp() -> Iterator[TriedSetting]:
     for megabytes in (5, 100):
-        yield Setting(
+        yield TriedSetting(
             f"bucket-{megabytes}mb",
             f"DistributedDataParallel(bucket_cap_mb={megabytes})",
             {"bucket_cap_mb": megabytes},
         )
     for name in ("static_graph", "gradient_as_bucket_view"):
         line = f"DistributedDataParallel({name}=True)"
-        yield Setting(name.replace("_", "-"), line, {name: True})
+        yield TriedSetting(name.replace("_", "-"), line, {name: True})
     for short, dtype in (("fp16", "float16"), ("bf16", "bfloat16")):
         line = f"model.register_comm_hook(None, default_hooks.{short}_compress_hook)"
-        yield Setting(f"{short}-hook", line, {HOOK: dtype}, changes_arithmetic=True)
+        yield TriedSetting(f"{short}-hook", line, {HOOK: dtype}, changes_arithmetic=True)
     line = "with torch.autocast(device, torch.bfloat16): around the forward"
-    yield Setting("bf16-autocast", line, {AUTOCAST: "bfloat16"}, changes_arithmetic=True)
+    yield TriedSetting("bf16-autocast", line, {AUTOCAST: "bfloat16"}, changes_arithmetic=True)
 
 
-def variable(text: str) -> Setting:
+def variable(text: str) -> TriedSetting:
     """Return the setting of an environment variable, ``NAME=VALUE``."""
     name, _, value = text.partition("=")
-    return Setting(text, f"export {text}", variables={name: value})
+    return TriedSetting(text, f"export {text}", variables={name: value})
 
 
-def choose(text: str, offers: Sequence[Setting]) -> list[Setting]:
+def choose(text: str, offers: Sequence[TriedSetting]) -> list[TriedSetting]:
     """Return the settings that ``--settings`` names: ``all``, or names and ``VARIABLE=VALUE``.
 
     Raises UsageError if a name is unknown.
@@ -108,7 +108,7 @@ def choose(text: str, offers: Sequence[Setting]) -> list[Setting]:
     return [_named(word.strip(), by_name) for word in text.split(",")]
 
 
-def _named(word: str, by_name: Mapping[str, Setting]) -> Setting:
+def _named(word: str, by_name: Mapping[str, TriedSetting]) -> TriedSetting:
     if word in by_name:
         return by_name[word]
     if _VARIABLE.fullmatch(word):
@@ -123,7 +123,7 @@ def _named(word: str, by_name: Mapping[str, Setting]) -> Setting:
 
 
 def judge(
-    setting: Setting,
+    setting: TriedSetting,
     results: Sequence[TrialResult],  # its trials
     without: Sequence[TrialResult],  # the trials without it, all of which went well
     *,
@@ -153,7 +153,7 @@ def _replaced(worth: Worth, **values: Any) -> Worth:
     return Worth(**{**worth.__dict__, **values})
 
 
-def _why_not(setting: Setting, results: Sequence[TrialResult]) -> str:
+def _why_not(setting: TriedSetting, results: Sequence[TrialResult]) -> str:
     """Return why a setting cannot be judged; empty if it can."""
     for result in results:
         if result.finding is not None:

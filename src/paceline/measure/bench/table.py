@@ -17,7 +17,7 @@ _PARTS = ("data", "compute", "other code", "communication", "waiting")
 
 
 @dataclass(frozen=True)
-class Result:
+class BenchResult:
     """A bench that is to be shown."""
 
     bench: BenchFile  # what was measured
@@ -32,7 +32,7 @@ class Result:
     worths: Sequence[Worth] = ()  # what each setting is worth
 
 
-def render(result: Result) -> str:
+def render(result: BenchResult) -> str:
     """Return the result as text."""
     lines = [
         *_head(result),
@@ -61,7 +61,7 @@ def _brake(brake: Brake) -> Iterator[str]:
         yield f"more: paceline explain {brake.code}"
 
 
-def _head(result: Result) -> Iterator[str]:
+def _head(result: BenchResult) -> Iterator[str]:
     bench = result.bench
     rounds = max(len(world.rounds) for world in bench.worlds.values())
     times = "1 round" if rounds == 1 else f"{rounds} interleaved rounds"
@@ -81,7 +81,7 @@ def _head(result: Result) -> Iterator[str]:
         )
 
 
-def _warmup(result: Result) -> str:
+def _warmup(result: BenchResult) -> str:
     warmup = result.bench.warmup_steps
     text = f"warm-up: the first {warmup} steps of each round are left out"
     if result.has_settled:
@@ -120,7 +120,7 @@ def _unknown_samples(figures: Sequence[WorldFigures]) -> Iterator[str]:
         )
 
 
-def _few_windows(result: Result) -> Iterator[str]:
+def _few_windows(result: BenchResult) -> Iterator[str]:
     """Return why figures have no interval, if they have none."""
     if min(row.windows for row in result.figures) < _FEWEST_WINDOWS:
         yield from _wrapped(

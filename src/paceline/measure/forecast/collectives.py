@@ -27,23 +27,23 @@ _FIRST_BUCKET, _BUCKET = _MIB, 25 * _MIB
 
 
 @dataclass(frozen=True)
-class Link:
+class MeasuredLink:
     """A link between two ranks."""
 
     latency_s: float  # seconds of a message without bytes
     bytes_per_s: float  # bandwidth in each direction
 
-    def slowed(self, factor: float) -> Link:
+    def slowed(self, factor: float) -> MeasuredLink:
         """Return the link on which everything takes ``factor`` times as long."""
-        return Link(self.latency_s * factor, self.bytes_per_s / factor)
+        return MeasuredLink(self.latency_s * factor, self.bytes_per_s / factor)
 
 
 @dataclass(frozen=True)
 class Network:
     """The links of a run."""
 
-    inside: Link  # link between ranks of one node
-    between: Link  # link between nodes, which all ranks of a node share
+    inside: MeasuredLink  # link between ranks of one node
+    between: MeasuredLink  # link between nodes, which all ranks of a node share
     ranks_per_node: int  # ranks of a full node
     has_trees: bool = False  # whether the backend chooses a tree where it is faster, as NCCL does
 
@@ -61,7 +61,7 @@ class Network:
             bytes_per_s = min(bytes_per_s, self.inside.bytes_per_s)
         if not self.has_trees:
             latency_s = max(self.between.latency_s, self.inside.latency_s)
-            return _ring_s(Link(latency_s, bytes_per_s), num_bytes, world)
+            return _ring_s(MeasuredLink(latency_s, bytes_per_s), num_bytes, world)
         steps_between = 2 * (nodes - 1)
         steps_inside = 2 * (world - 1) - steps_between
         ring_latency_s = (
@@ -75,7 +75,7 @@ class Network:
         return min(ring_s, tree_latency_s + 2 * num_bytes / bytes_per_s)
 
 
-def _ring_s(link: Link, num_bytes: float, world: int) -> float:
+def _ring_s(link: MeasuredLink, num_bytes: float, world: int) -> float:
     steps = 2 * (world - 1)
     return steps * (link.latency_s + num_bytes / world / link.bytes_per_s)
 
@@ -116,7 +116,7 @@ def default_buckets(gradient_bytes: float) -> tuple[float, ...]:
     return (first, *[float(_BUCKET)] * int(whole), *([rest] if rest else []))
 
 
-def fit_link(points: Sequence[tuple[float, float]], world: int) -> tuple[Link, float]:
+def fit_link(points: Sequence[tuple[float, float]], world: int) -> tuple[MeasuredLink, float]:
     """Fit a link to measured all-reduces: least squares of relative errors; return their RMS too.
 
     Relative errors, because times span five orders of magnitude and the small sizes determine the
@@ -127,7 +127,7 @@ def fit_link(points: Sequence[tuple[float, float]], world: int) -> tuple[Link, f
     if latency_s <= 0 or s_per_byte <= 0:  # noise: bounds from single sizes
         latency_s, s_per_byte = min(1 / x for x, _ in rows), min(1 / y for _, y in rows)
     errors = [(x * latency_s + y * s_per_byte - 1) ** 2 for x, y in rows]
-    return Link(latency_s, 1 / s_per_byte), math.sqrt(sum(errors) / len(errors))
+    return MeasuredLink(latency_s, 1 / s_per_byte), math.sqrt(sum(errors) / len(errors))
 
 
 def _least_squares(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:

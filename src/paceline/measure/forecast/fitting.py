@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from paceline.measure.forecast import collectives, own_work
 from paceline.measure.forecast.bench_data import Bench, TimedStep
-from paceline.measure.forecast.collectives import Exchange, Link, Network
+from paceline.measure.forecast.collectives import Exchange, MeasuredLink, Network
 from paceline.measure.forecast.own_work import Differences, OwnWork
 
 _MOST_DEVIATIONS = 400  # in one draw
@@ -193,12 +193,12 @@ class Fitter:
         has_trees = bench.backend == "nccl"
         largest_node = max((*bench.worlds, *(network.ranks for network in bench.networks)))
 
-        def with_inside(link: Link) -> Network:
+        def with_inside(link: MeasuredLink) -> Network:
             return Network(link, link, largest_node, has_trees)
 
         inside = self._link(with_inside, means, exchange, draw, on_one_node=True)
 
-        def with_between(link: Link) -> Network:
+        def with_between(link: MeasuredLink) -> Network:
             return Network(inside or link, link, self._measured_per_node, has_trees)
 
         between = self._link(with_between, means, exchange, draw, on_one_node=False)
@@ -210,13 +210,13 @@ class Fitter:
 
     def _link(
         self,
-        network_with: Callable[[Link], Network],
+        network_with: Callable[[MeasuredLink], Network],
         means: dict[int, WorldMeans],
         exchange: Exchange,
         draw: Draw,
         *,
         on_one_node: bool,
-    ) -> Link | None:
+    ) -> MeasuredLink | None:
         """Fit a link to what was measured on one node, or on several; None if nothing was."""
         bench = self._bench
         worlds = [
@@ -225,7 +225,7 @@ class Fitter:
             if ranks > 1 and (world.num_nodes == 1) == on_one_node
         ]
 
-        def exposed_s(link: Link, world: WorldMeans) -> float:
+        def exposed_s(link: MeasuredLink, world: WorldMeans) -> float:
             return exchange.exposed_s(network_with(link), world.ranks, world.backward_s)
 
         measured = None
@@ -236,7 +236,7 @@ class Fitter:
             # A small message waits for a busy CPU much longer than for the network, and noise only
             # adds to a time. In training the CPU is awake when gradients come.
             least, _ = collectives.fit_link(network.least, network.ranks)
-            measured = Link(min(least.latency_s, link.latency_s), link.bytes_per_s)
+            measured = MeasuredLink(min(least.latency_s, link.latency_s), link.bytes_per_s)
             measured = measured.slowed(
                 math.exp(draw.about(0.0, error / len(network.points) ** 0.5))
             )
@@ -245,7 +245,7 @@ class Fitter:
         return _fitted(worlds, exposed_s, draw, sum(exchange.buckets), measured)
 
 
-_Exposed = Callable[[Link, WorldMeans], float]
+_Exposed = Callable[[MeasuredLink, WorldMeans], float]
 
 
 def _fitted(
@@ -253,8 +253,8 @@ def _fitted(
     exposed_s: _Exposed,
     draw: Draw,
     num_bytes: float,
-    measured: Link | None,
-) -> Link:
+    measured: MeasuredLink | None,
+) -> MeasuredLink:
     """Fit latency and bandwidth to the exchanges.
 
     Latency grows with the number of ranks, and what the bandwidth takes hardly does. So the latency
@@ -282,18 +282,18 @@ def _fitted(
 
 def _with_latency(
     latency_s: float, worlds: Sequence[WorldMeans], exposed_s: _Exposed, num_bytes: float
-) -> Link:
+) -> MeasuredLink:
     """Return the link of this latency on which the worlds together exchange as long as measured."""
     measured_s = sum(world.exchange_s for world in worlds)
     # All of an exchange takes at most what is exposed of it, and backward.
     most_s = max(world.exchange_s + world.backward_s for world in worlds)
 
     def excess_s(s_per_byte: float) -> float:
-        link = Link(latency_s, 1 / s_per_byte)
+        link = MeasuredLink(latency_s, 1 / s_per_byte)
         return sum(exposed_s(link, world) for world in worlds) - measured_s
 
     highest = 1.01 * most_s / num_bytes
-    return Link(latency_s, 1 / _root(excess_s, highest * _LEAST_TIME_SHARE, highest))
+    return MeasuredLink(latency_s, 1 / _root(excess_s, highest * _LEAST_TIME_SHARE, highest))
 
 
 def _root(

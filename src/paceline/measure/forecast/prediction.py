@@ -16,7 +16,7 @@ from paceline.errors import Finding, SetupError
 from paceline.measure.bench_file import BenchFile
 from paceline.measure.forecast import bench_data
 from paceline.measure.forecast.bench_data import Bench
-from paceline.measure.forecast.collectives import Link
+from paceline.measure.forecast.collectives import MeasuredLink
 from paceline.measure.forecast.fitting import (
     LATENCY_RANGE_S,
     PAYLOAD_SHARE,
@@ -233,7 +233,7 @@ def _on_slowest_link(model: Model) -> Model:
     network = model.network
     slowest = min(network.inside.bytes_per_s, SLOWEST_LINK_BITS_PER_S / 8 * PAYLOAD_SHARE)
     latency_s = max(network.inside.latency_s, LATENCY_RANGE_S[1])
-    return replace(model, network=replace(network, between=Link(latency_s, slowest)))
+    return replace(model, network=replace(network, between=MeasuredLink(latency_s, slowest)))
 
 
 _CONTENTION = 0.05  # longer own work that is worth a note

@@ -16,7 +16,7 @@ from paceline.launch.monitor.stage_times import MIN_STEPS
 from paceline.machine import processes
 from paceline.measure import speed
 from paceline.measure.report import measured_files, metrics
-from paceline.measure.report.facts import Attempt, Run, SpeedPoint, StepSplit
+from paceline.measure.report.facts import AttemptFacts, ReportedRun, SpeedPoint, StepSplit
 from paceline.measure.report.measured_files import OTHER_CONTENT
 from paceline.measure.report.speed import mean_split
 from paceline.rundir import events, files, identity, sweeps
@@ -28,7 +28,7 @@ _TRIALS = f"trials/*/{_EVENTS}"
 _SOFTWARE = {"python": "Python", "torch_cuda": "CUDA of torch", "nccl": "NCCL"}
 
 
-def collect(names: Sequence[str]) -> list[Run]:
+def collect(names: Sequence[str]) -> list[ReportedRun]:
     """Return the runs that a user names; without names the latest one.
 
     Args:
@@ -70,7 +70,7 @@ def _no_run(what: str) -> Finding:
     )
 
 
-def read(run_dir: RunDir) -> Run:
+def read(run_dir: RunDir) -> ReportedRun:
     """Return what the folder of a run says.
 
     Raises:
@@ -85,7 +85,7 @@ def read(run_dir: RunDir) -> Run:
     ranks, gpus = measured_files.read_ranks(run_dir)
     bench_notes: list[str] = []
     bench = measured_files.read_bench(run_dir, bench_notes)
-    run = Run(
+    run = ReportedRun(
         name=run_dir.root.absolute().name,
         folder=files.display_path(run_dir.root),
         command=_command(run_dir) or (bench.command if bench else ()),
@@ -113,7 +113,7 @@ def read(run_dir: RunDir) -> Run:
     return replace(run, notes=(*training_notes, *bench_notes))
 
 
-def _step_notes(run: Run) -> list[str]:
+def _step_notes(run: ReportedRun) -> list[str]:
     """Return what is not known about the steps of a run."""
     if not run.steps:
         return []
@@ -173,7 +173,7 @@ def _command(run_dir: RunDir) -> tuple[str, ...]:
 
 def _attempts(
     records: Sequence[Sequence[Mapping[str, Any]]], speed: Sequence[SpeedPoint]
-) -> list[Attempt]:
+) -> list[AttemptFacts]:
     """Return the starts of a run, from its events and the times at which its speed was written."""
     times: dict[int, list[float]] = {}
     for point in speed:
@@ -182,7 +182,9 @@ def _attempts(
         for event in record:
             if event.get("kind") in ("start", "end") and "time_ns" in event:
                 times.setdefault(event.get("attempt", 0), []).append(event["time_ns"] / 1e9)
-    return [Attempt(number, min(values), max(values)) for number, values in sorted(times.items())]
+    return [
+        AttemptFacts(number, min(values), max(values)) for number, values in sorted(times.items())
+    ]
 
 
 def _steps(history: History, speed: Sequence[SpeedPoint]) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any
 from paceline.errors import SetupError, option_contradicted
 from paceline.measure.report import collect, drawing, metrics, overview, plots, text
 from paceline.measure.report.drawing import palettes
-from paceline.measure.report.facts import Run
+from paceline.measure.report.facts import ReportedRun
 from paceline.measure.report.plots import Plot, key
 from paceline.measure.report.sections import Section, sections
 from paceline.rundir import files
@@ -65,7 +65,7 @@ def report(names: Sequence[str], *, output: Path | None, as_text: bool, as_json:
     terminal.show(f"{rendered}\n\nreport: {files.display_path(path)}")
 
 
-def _default_page(runs: Sequence[Run], *, is_one: bool) -> Path:
+def _default_page(runs: Sequence[ReportedRun], *, is_one: bool) -> Path:
     """Return where a page is written if the user does not say it.
 
     Args:
@@ -94,7 +94,7 @@ def write(path: Path, html: str) -> None:
         ) from None
 
 
-def to_json(run: Run) -> dict[str, Any]:
+def to_json(run: ReportedRun) -> dict[str, Any]:
     """Return what ``--json`` prints of a run. Pure; a number that is not finite is left out."""
     rows = run.scaling
     split = run.split
@@ -147,7 +147,7 @@ def require() -> None:
         )
 
 
-def render(runs: Sequence[Run], *, text: str, now_s: float) -> str:
+def render(runs: Sequence[ReportedRun], *, text: str, now_s: float) -> str:
     """Return the page.
 
     Args:
@@ -183,7 +183,7 @@ def render(runs: Sequence[Run], *, text: str, now_s: float) -> str:
     )
 
 
-def _head(runs: Sequence[Run]) -> dict[str, Any]:
+def _head(runs: Sequence[ReportedRun]) -> dict[str, Any]:
     """Return the title, and the figures: tiles of one run, or a table of several."""
     names = plots.of_runs(runs)
     if len(runs) == 1:
@@ -214,14 +214,14 @@ def _head(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def notes(runs: Sequence[Run]) -> list[str]:
+def notes(runs: Sequence[ReportedRun]) -> list[str]:
     """Return what is missing, with the name of its run if there are several."""
     if len(runs) == 1:
         return list(runs[0].notes)
     return [f"{run.name}: {note}" for run in runs for note in run.notes]
 
 
-def facts(run: Run) -> dict[str, str]:
+def facts(run: ReportedRun) -> dict[str, str]:
     """Return the environment of a run, text by name."""
     values = {
         "command": printable(" ".join(run.command)),

@@ -55,7 +55,7 @@ class RankTime:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptFacts:
     """One start of the ranks."""
 
     number: int  # its number
@@ -64,7 +64,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class World:
+class WorldFacts:
     """What a bench measured with one number of ranks."""
 
     ranks: int  # number of ranks
@@ -96,14 +96,14 @@ class NetworkPoint:
 
 
 @dataclass(frozen=True)
-class Bench:
+class BenchFacts:
     """The measurement of ``paceline bench``."""
 
     command: tuple[str, ...]  # the script and its arguments
     scaling: str  # ``"weak"`` or ``"strong"``
     backend: str  # the backend of the process group
     warmup_steps: int  # number of steps at the start of each round that were left out
-    worlds: tuple[World, ...]  # what was measured, by number of ranks in ascending order
+    worlds: tuple[WorldFacts, ...]  # what was measured, by number of ranks in ascending order
     network: tuple[NetworkPoint, ...] = ()  # all-reduces by size; empty if they were not measured
     # throughput by number of ranks in ascending order; empty if it is unknown
     figures: tuple[Scaling, ...] = ()
@@ -120,7 +120,7 @@ class ForecastPoint:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class ForecastFacts:
     """The result of ``paceline forecast``."""
 
     points: tuple[ForecastPoint, ...]  # predictions by number of ranks in ascending order
@@ -130,7 +130,7 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """Everything that a report shows of one run."""
 
     name: str  # name of the run folder
@@ -139,7 +139,7 @@ class Run:
     state: str = "unknown"  # state or outcome in one word
     world_size: int = 0  # number of ranks of the last start; 0 if unknown
     hosts: tuple[str, ...] = ()  # names of the hosts of the last start
-    attempts: tuple[Attempt, ...] = ()  # its starts
+    attempts: tuple[AttemptFacts, ...] = ()  # its starts
     steps: int | None = None  # optimizer steps of the last start; None if they were not counted
     metrics: Mapping[str, Series] = field(default_factory=dict)  # logged numbers by name
     speed: tuple[SpeedPoint, ...] = ()  # the speed over time
@@ -147,10 +147,10 @@ class Run:
     split: StepSplit | None = None
     ranks: tuple[RankTime, ...] = ()  # what a step costs each rank
     findings: tuple[Finding, ...] = ()  # the findings of the last end
-    bench: Bench | None = None  # what ``paceline bench`` measured; None without a bench
+    bench: BenchFacts | None = None  # what ``paceline bench`` measured; None without a bench
     # what the bench says about scaling, by number of ranks in ascending order
     scaling: tuple[Scaling, ...] = ()
-    forecast: Forecast | None = None  # what ``paceline forecast`` predicted; None without one
+    forecast: ForecastFacts | None = None  # what ``paceline forecast`` predicted; None without one
     # facts of the environment, value by name
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what is missing or could not be read, in sentences

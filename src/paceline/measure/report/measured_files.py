@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 from paceline.launch.monitor import step_parts
 from paceline.measure.bench_file import BenchFile, WorldBench
 from paceline.measure.report.facts import (
-    Bench,
-    Forecast,
+    BenchFacts,
+    ForecastFacts,
     ForecastPoint,
     NetworkPoint,
     RankTime,
     SpeedPoint,
     StepSplit,
-    World,
+    WorldFacts,
 )
 from paceline.measure.report.speed import scaling
 from paceline.rundir import files
@@ -153,7 +153,7 @@ UNKNOWN_SAMPLES = (
 _Parsed = TypeVar("_Parsed")
 
 
-def read_bench(run_dir: RunDir, notes: list[str]) -> Bench | None:
+def read_bench(run_dir: RunDir, notes: list[str]) -> BenchFacts | None:
     """Return the bench of a folder; None without one, or with a note if it is unreadable."""
     bench = _read(run_dir.bench, parse_bench, notes)
     if bench is not None and not bench.figures and any(world.own_s for world in bench.worlds):
@@ -161,7 +161,7 @@ def read_bench(run_dir: RunDir, notes: list[str]) -> Bench | None:
     return bench
 
 
-def read_forecast(run_dir: RunDir, notes: list[str]) -> Forecast | None:
+def read_forecast(run_dir: RunDir, notes: list[str]) -> ForecastFacts | None:
     """Return the forecast of a folder; None without one, or with a note if it is unreadable."""
     return _read(run_dir.forecast, parse_forecast, notes)
 
@@ -178,7 +178,7 @@ def _read(path: Path, parse: Callable[[Any], _Parsed], notes: list[str]) -> _Par
     return None
 
 
-def parse_bench(values: Mapping[str, Any]) -> Bench:
+def parse_bench(values: Mapping[str, Any]) -> BenchFacts:
     """Return a bench from its JSON. Pure.
 
     Raises:
@@ -187,7 +187,7 @@ def parse_bench(values: Mapping[str, Any]) -> Bench:
     """
     bench = BenchFile.from_json(values)
     network = bench.network or {"points": []}
-    return Bench(
+    return BenchFacts(
         command=bench.command,
         scaling=bench.scaling,
         backend=bench.backend,
@@ -198,13 +198,13 @@ def parse_bench(values: Mapping[str, Any]) -> Bench:
     )
 
 
-def _world(ranks: int, world: WorldBench) -> World:
+def _world(ranks: int, world: WorldBench) -> WorldFacts:
     own_s: dict[int, list[float]] = {}
     for steps in world.rounds:
         for step in steps.values():
             for rank, durations in step.items():
                 own_s.setdefault(rank, []).append(sum(durations[:-1]) * 1e-9)
-    return World(
+    return WorldFacts(
         ranks=ranks,
         num_nodes=world.num_nodes,
         own_s={rank: tuple(times) for rank, times in sorted(own_s.items())},
@@ -221,7 +221,7 @@ def _network_point(values: Mapping[str, Any]) -> NetworkPoint:
     )
 
 
-def parse_forecast(values: Mapping[str, Any]) -> Forecast:
+def parse_forecast(values: Mapping[str, Any]) -> ForecastFacts:
     """Return a forecast from its JSON. Pure.
 
     Raises:
@@ -237,7 +237,7 @@ def parse_forecast(values: Mapping[str, Any]) -> Forecast:
         for point in values["points"]
     ]
     half_worth_at = values.get("half_worth_at")
-    return Forecast(
+    return ForecastFacts(
         points=tuple(sorted(points, key=lambda point: point.ranks)),
         half_worth_at=None if half_worth_at is None else int(half_worth_at),
         notes=tuple(str(note) for note in values.get("notes", ())),

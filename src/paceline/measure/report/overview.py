@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from paceline.measure.report import metrics, speed
-from paceline.measure.report.facts import Run, Scaling, StepSplit
+from paceline.measure.report.facts import ReportedRun, Scaling, StepSplit
 from paceline.text.quoting import printable
 from paceline.text.wording import count, few, size
 
@@ -16,7 +16,7 @@ _LOSSES = ("loss", "train/loss", "train_loss", "loss/train")
 _LEAST_SHARE = 0.005  # of a step; smaller parts are not mentioned
 
 
-def figures(run: Run) -> dict[str, str]:
+def figures(run: ReportedRun) -> dict[str, str]:
     """Return the most important figures of a run, text by name; only what is known."""
     values = {
         "state": run.state if run.attempts else "",
@@ -31,7 +31,7 @@ def figures(run: Run) -> dict[str, str]:
     return {name: value for name, value in values.items() if value}
 
 
-def _bench_figures(run: Run) -> dict[str, str]:
+def _bench_figures(run: ReportedRun) -> dict[str, str]:
     rows = run.scaling
     if not rows:
         return {}
@@ -51,7 +51,7 @@ def _sizes(sizes: Sequence[str]) -> str:
     return f"{listed} ranks"
 
 
-def _ranks(run: Run) -> str:
+def _ranks(run: ReportedRun) -> str:
     if not run.world_size:
         return ""
     if len(run.hosts) > 1:
@@ -59,7 +59,7 @@ def _ranks(run: Run) -> str:
     return f"{run.world_size:,}"
 
 
-def _throughput(run: Run) -> str:
+def _throughput(run: ReportedRun) -> str:
     """Return the median throughput, so that an evaluation or a pause does not count.
 
     Of few intervals the first, with the start in it, would weigh much: then it is the last one that
@@ -79,7 +79,7 @@ def _throughput(run: Run) -> str:
     return f"{significant(steps_per_s)} steps/s"
 
 
-def _loss(run: Run) -> str:
+def _loss(run: ReportedRun) -> str:
     """Return the last finite loss that was logged.
 
     What the probe saw is of one batch of one rank, so that two equal runs would differ in it.
@@ -126,7 +126,7 @@ def step_sentences(split: StepSplit | None) -> list[str]:
     return [sentence, f"{late[0].upper()}{late[1:]}."] if late else [sentence]
 
 
-def rank_sentences(run: Run) -> list[str]:
+def rank_sentences(run: ReportedRun) -> list[str]:
     """Return which rank works longest, compared with the median of all."""
     if len(run.ranks) < 2:
         return []
@@ -140,7 +140,7 @@ def rank_sentences(run: Run) -> list[str]:
     ]
 
 
-def scaling_sentences(run: Run) -> list[str]:
+def scaling_sentences(run: ReportedRun) -> list[str]:
     """Return the speed-up of the largest world, and from where on more ranks bring little."""
     sentences = []
     rows = run.scaling
@@ -170,7 +170,7 @@ def _speed_up(rows: Sequence[Scaling]) -> str:
     return f"{speed_up}: {efficiency.value:.0%} of ideal."
 
 
-def network_sentences(run: Run) -> list[str]:
+def network_sentences(run: ReportedRun) -> list[str]:
     """Return latency and best bandwidth of an all-reduce."""
     points = run.bench.network if run.bench is not None else ()
     if not points:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.measure.report.facts import Run
+from paceline.measure.report.facts import ReportedRun
 from paceline.text.quoting import printable
 from paceline.text.wording import shorten
 
@@ -101,7 +101,7 @@ _PARTS_OF_DATA = frozenset(
 )
 
 
-def of_runs(runs: Sequence[Run]) -> list[str]:
+def of_runs(runs: Sequence[ReportedRun]) -> list[str]:
     """Return a short label for each run: the arguments in which it differs, else its name."""
     if len(runs) == 1:
         return [printable(runs[0].name)]

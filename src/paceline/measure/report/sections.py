@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.measure.report import overview, speed
-from paceline.measure.report.facts import Forecast, ForecastPoint, Run, Scaling
+from paceline.measure.report.facts import ForecastFacts, ForecastPoint, ReportedRun, Scaling
 from paceline.measure.report.plots import (
     Axis,
     Curve,
@@ -29,7 +29,7 @@ class Section:
     plots: tuple[Plot, ...]  # the plots
 
 
-def sections(runs: Sequence[Run]) -> list[Section]:
+def sections(runs: Sequence[ReportedRun]) -> list[Section]:
     """Return the sections that have a plot or a sentence."""
     names = of_runs(runs)
     drawn = [
@@ -53,8 +53,8 @@ def sections(runs: Sequence[Run]) -> list[Section]:
 def _with_sentences(
     title: str,
     plots: Sequence[Plot],
-    sentences_of: Callable[[Run], list[str]],
-    runs: Sequence[Run],
+    sentences_of: Callable[[ReportedRun], list[str]],
+    runs: Sequence[ReportedRun],
     names: Sequence[str],
 ) -> Section:
     sentences: list[str] = []
@@ -69,7 +69,7 @@ _MOST_TICKS = 9  # of an axis of ranks
 _UNITS = ((7200.0, 3600.0, "hours"), (120.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
-def _time_plots(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
+def _time_plots(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[Plot]:
     """Return the speed of all runs, then where the time of a step went in each."""
     splits = [plot for run, name in zip(runs, names, strict=True) for plot in _split(run, name)]
     if len(runs) == 1:
@@ -81,7 +81,7 @@ def _renamed(plot: Plot, title: str) -> Plot:
     return Plot(title, plot.subtitle, plot.x, plot.y, plot.curves)
 
 
-def _rates(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
+def _rates(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[Plot]:
     """Return the throughput over time: in samples where they are known, else in steps."""
     by_run = [speed.rates(run.attempts, run.speed) for run in runs]
     every = [rate for rates in by_run for rate in rates]
@@ -122,7 +122,7 @@ def _unit(longest_s: float) -> tuple[float, str]:
     return next((scale, name) for least_s, scale, name in _UNITS if longest_s >= least_s)
 
 
-def _split(run: Run, name: str) -> list[Plot]:
+def _split(run: ReportedRun, name: str) -> list[Plot]:
     """Return the split of a step over time, or of the whole run where there is only one."""
     times_s = speed.elapsed(run.attempts, run.speed)
     timed = [
@@ -150,7 +150,7 @@ def _split(run: Run, name: str) -> list[Plot]:
     ]
 
 
-def _whole_split(run: Run, name: str) -> list[Plot]:
+def _whole_split(run: ReportedRun, name: str) -> list[Plot]:
     if run.split is None:
         return []
     curves = tuple(
@@ -167,7 +167,7 @@ def _whole_split(run: Run, name: str) -> list[Plot]:
     ]
 
 
-def _scaling_plots(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
+def _scaling_plots(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[Plot]:
     """Return the throughput by number of ranks of each bench and forecast."""
     drawn = []
     for run, name in zip(runs, names, strict=True):
@@ -177,7 +177,7 @@ def _scaling_plots(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
     return drawn
 
 
-def _scaling(measured: Sequence[Scaling], forecast: Forecast | None, suffix: str) -> Plot:
+def _scaling(measured: Sequence[Scaling], forecast: ForecastFacts | None, suffix: str) -> Plot:
     # The forecast begins where the measurement does, so that both can be compared.
     least = measured[0].ranks if measured else 1
     points = [point for point in forecast.points if point.ranks >= least] if forecast else []
@@ -238,7 +238,7 @@ _FORMS = ("line", "dashed", "dotted")
 _FIRST = ("loss", "accuracy")  # these are shown before other metrics
 
 
-def _metric_plots(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
+def _metric_plots(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[Plot]:
     """Return a plot for each group of metrics, losses first."""
     groups: dict[str, None] = {}
     for run in runs:
@@ -255,7 +255,7 @@ def _order(group: str) -> tuple[int, str]:
     return len(_FIRST), group
 
 
-def _plot(group: str, runs: Sequence[Run], names: Sequence[str]) -> Plot:
+def _plot(group: str, runs: Sequence[ReportedRun], names: Sequence[str]) -> Plot:
     members = _members(group, runs)
     curves = [
         _curve(run, place, members, number, run_name=names[place] if len(runs) > 1 else "")
@@ -275,13 +275,15 @@ def _plot(group: str, runs: Sequence[Run], names: Sequence[str]) -> Plot:
     )
 
 
-def _members(group: str, runs: Sequence[Run]) -> list[str]:
+def _members(group: str, runs: Sequence[ReportedRun]) -> list[str]:
     """Return the metrics of a group in the order in which the runs logged them."""
     metrics = dict.fromkeys(metric for run in runs for metric in run.metrics)
     return [metric for metric in metrics if metric_group(metric) == group]
 
 
-def _curve(run: Run, place: int, members: Sequence[str], number: int, *, run_name: str) -> Curve:
+def _curve(
+    run: ReportedRun, place: int, members: Sequence[str], number: int, *, run_name: str
+) -> Curve:
     """Return the curve of a metric: of one run colours stand for metrics, of several for runs."""
     metric = members[number]
     x, y = thinned(run.metrics[metric].steps, run.metrics[metric].values)
@@ -302,7 +304,7 @@ def _forms(members: Sequence[str]) -> str:
     return ", ".join(f"{words[form]}: {printable(metric)}" for form, metric in pairs)
 
 
-def _not_finite(group: str, runs: Sequence[Run]) -> str:
+def _not_finite(group: str, runs: Sequence[ReportedRun]) -> str:
     """Return a sentence about the first value that is not a number, empty if all are."""
     for run in runs:
         for metric in _members(group, [run]):
@@ -313,7 +315,7 @@ def _not_finite(group: str, runs: Sequence[Run]) -> str:
     return ""
 
 
-def _unlogged(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
+def _unlogged(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[Plot]:
     """Return the loss that the probe saw, of runs that have logged no numbers."""
     curves = []
     for place, run in enumerate(runs):
@@ -336,7 +338,7 @@ def _unlogged(runs: Sequence[Run], names: Sequence[str]) -> list[Plot]:
     ]
 
 
-def _probed_losses(run: Run) -> Mapping[float, float]:
+def _probed_losses(run: ReportedRun) -> Mapping[float, float]:
     """Return the losses that the probe saw, by seconds of running."""
     times_s = speed.elapsed(run.attempts, run.speed)
     return {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from paceline.measure.bench_file import BenchFile, WorldFigures, figures
-from paceline.measure.report.facts import Attempt, Scaling, SpeedPoint, StepSplit
+from paceline.measure.report.facts import AttemptFacts, Scaling, SpeedPoint, StepSplit
 
 # The last interval of an attempt is cut short by its end, and contains the end.
 _SHORTEST = 0.5
@@ -25,7 +25,7 @@ class Rate:
     began_s: float = 0.0  # the same as ``elapsed_s``, at the interval's beginning
 
 
-def elapsed(attempts: Sequence[Attempt], points: Sequence[SpeedPoint]) -> list[float]:
+def elapsed(attempts: Sequence[AttemptFacts], points: Sequence[SpeedPoint]) -> list[float]:
     """Return for each point how long the run had run, without pauses between attempts."""
     before_s: dict[int, float] = {}
     total_s = 0.0
@@ -36,7 +36,7 @@ def elapsed(attempts: Sequence[Attempt], points: Sequence[SpeedPoint]) -> list[f
     return [before_s[point.attempt] + point.time_s - starts_s[point.attempt] for point in points]
 
 
-def rates(attempts: Sequence[Attempt], points: Sequence[SpeedPoint]) -> list[Rate]:
+def rates(attempts: Sequence[AttemptFacts], points: Sequence[SpeedPoint]) -> list[Rate]:
     """Return the rates between consecutive points of the same attempt.
 
     Intervals of less than half the usual length are left out. The last one of an attempt lasts

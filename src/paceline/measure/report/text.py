@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from paceline.measure.intervals import Interval
 from paceline.measure.report import overview, plots
-from paceline.measure.report.facts import Run, Series
+from paceline.measure.report.facts import ReportedRun, Series
 from paceline.text.quoting import printable
 from paceline.text.wording import aligned, shorten, size
 
@@ -20,7 +20,7 @@ _SPARKS = 24  # columns of a curve
 _MOST_METRICS, _MOST_RANKS, _MOST_RUNS = 12, 8, 8
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[ReportedRun]) -> str:
     """Return the report of each run, one below the other; of many runs their comparison."""
     if len(runs) > _MOST_RUNS:
         return "\n".join([*_comparison(runs), "", "each of them: paceline report RUN"])
@@ -31,7 +31,7 @@ def render(runs: Sequence[Run]) -> str:
     return rule.join(blocks)
 
 
-def _comparison(runs: Sequence[Run]) -> list[str]:
+def _comparison(runs: Sequence[ReportedRun]) -> list[str]:
     """Return a table with a line for each run."""
     columns = ("run", "state", "steps", "step", "samples/s", "loss")
     rows = []
@@ -42,7 +42,7 @@ def _comparison(runs: Sequence[Run]) -> list[str]:
     return aligned(columns, rows, right=columns[2:])
 
 
-def _run(run: Run) -> list[str]:
+def _run(run: ReportedRun) -> list[str]:
     lines = [printable(" ".join(run.command)) or printable(run.name)]
     lines += _wrapped(_summary(run))
     parts = (
@@ -75,7 +75,7 @@ def _wrapped(line: str) -> list[str]:
     ) or [""]
 
 
-def _summary(run: Run) -> str:
+def _summary(run: ReportedRun) -> str:
     forms = {
         "step": "{} a step",
         "loss": "loss {}",
@@ -97,11 +97,11 @@ def _counted(value: str, noun: str) -> str:
     return f"{counted} {rest}".rstrip()
 
 
-def _findings(run: Run) -> list[str]:
+def _findings(run: ReportedRun) -> list[str]:
     return [line for finding in run.findings for line in finding.render().splitlines()]
 
 
-def _metrics(run: Run) -> list[str]:
+def _metrics(run: ReportedRun) -> list[str]:
     """Return a line for each metric: first and last value, its curve, and its range."""
     if not run.metrics:
         return []
@@ -158,7 +158,7 @@ def _spark(value: float | None, low: float, high: float) -> str:
     return _BARS[round(share * (len(_BARS) - 1))]
 
 
-def _step(run: Run) -> list[str]:
+def _step(run: ReportedRun) -> list[str]:
     if run.split is None:
         return []
     lines = [f"step {overview.milliseconds(run.split.seconds)}"]
@@ -171,7 +171,7 @@ def _step(run: Run) -> list[str]:
     return [*lines, *([f"  {run.split.late_rank}"] if run.split.late_rank else [])]
 
 
-def _ranks(run: Run) -> list[str]:
+def _ranks(run: ReportedRun) -> list[str]:
     if len(run.ranks) < 2:
         return []
     rows = sorted(run.ranks, key=lambda rank: rank.own_s, reverse=True)
@@ -186,7 +186,7 @@ def _ranks(run: Run) -> list[str]:
     return lines
 
 
-def _scaling(run: Run) -> list[str]:
+def _scaling(run: ReportedRun) -> list[str]:
     rows = run.scaling
     if not rows:
         return []
@@ -207,7 +207,7 @@ def _interval(interval: Interval) -> str:
     return f"{overview.significant(interval.low)} to {overview.significant(interval.high)}"
 
 
-def _forecast(run: Run) -> list[str]:
+def _forecast(run: ReportedRun) -> list[str]:
     if run.forecast is None:
         return []
     lines = [f"{'ranks':>6}{'forecast samples/s':>26}{'95 % interval':>24}"]
@@ -219,7 +219,7 @@ def _forecast(run: Run) -> list[str]:
     return lines if run.bench else [*lines, *overview.scaling_sentences(run)]
 
 
-def _network(run: Run) -> list[str]:
+def _network(run: ReportedRun) -> list[str]:
     points = run.bench.network if run.bench is not None else ()
     if not points:
         return []
@@ -231,5 +231,5 @@ def _network(run: Run) -> list[str]:
     return lines
 
 
-def _environment(run: Run) -> list[str]:
+def _environment(run: ReportedRun) -> list[str]:
     return [f"{name}: {printable(value)}" for name, value in run.environment.items()]

@@ -11,7 +11,7 @@ bare_loader  what is run for a dataset without a script
 """
 
 from paceline.measure.tune.batch_tuning import BatchTuning, require_place
-from paceline.measure.tune.trial_run import Start
-from paceline.measure.tune.tuning import Progress, Tuning
+from paceline.measure.tune.trial_run import TrialStart
+from paceline.measure.tune.tuning import Tuning, TuningProgress
 
-__all__ = ["BatchTuning", "Progress", "Start", "Tuning", "require_place"]
+__all__ = ["BatchTuning", "TrialStart", "Tuning", "TuningProgress", "require_place"]

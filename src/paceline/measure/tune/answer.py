@@ -11,7 +11,7 @@ from paceline.measure import intervals
 from paceline.measure.intervals import Interval
 from paceline.measure.tune import final, search
 from paceline.measure.tune.batches import BatchAnswer
-from paceline.measure.tune.measured import Limits, Measured
+from paceline.measure.tune.measured import Measured, TrialLimits
 
 _COLUMN = 44
 _WIDE = 0.15  # half of an interval as a share of its value
@@ -19,7 +19,7 @@ _NOTABLE_SHARE = 0.1  # of a step that still waits for data with the best settin
 
 
 @dataclass(frozen=True)
-class Row:
+class TrialRow:
     """One setting that was measured."""
 
     setting: LoaderSetting  # the setting
@@ -28,13 +28,13 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TuningAnswer:
     """What ``paceline tune`` has found out about a script or a dataset."""
 
     name: str  # the script or dataset
     facts: LoaderFacts  # its loader
     num_ranks: int  # ranks on this node
-    limits: Limits  # what a rank's loader may use
+    limits: TrialLimits  # what a rank's loader may use
     cpus_reason: str  # why there are so many CPUs
     measured: Measured  # what was measured
     cut_short: str = ""  # why not all settings were measured often enough; empty if they were
@@ -79,12 +79,12 @@ class Answer:
         return final.speed_up(self.facts, self.best, self.measured)
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TrialRow]:
         """All settings that were measured, in the order of their numbers of workers."""
         rows = []
         for setting in self.measured.settings:
             windows = self.measured.windows(setting)
-            rows.append(Row(setting, self.rate(windows), len(windows)))
+            rows.append(TrialRow(setting, self.rate(windows), len(windows)))
         return sorted(rows, key=_place_in_table)
 
     def to_json(self) -> dict[str, Any]:
@@ -219,12 +219,12 @@ class Answer:
             notes.append(self.cut_short)
         return [f"note: {note}" for note in notes]
 
-    def _is_wide(self, row: Row) -> bool:
+    def _is_wide(self, row: TrialRow) -> bool:
         is_shown = row.setting in (self.best, self.facts.setting)
         return is_shown and row.samples_per_s.half_width > _WIDE
 
 
-def _place_in_table(row: Row) -> tuple[int, int, int]:
+def _place_in_table(row: TrialRow) -> tuple[int, int, int]:
     return row.setting.num_workers, row.setting.prefetch_factor, -row.setting.threads
 
 

@@ -16,19 +16,19 @@ from paceline.machine import gpus
 from paceline.measure import intervals
 from paceline.measure.intervals import Interval
 from paceline.measure.tune import batches
-from paceline.measure.tune.answer import Answer
+from paceline.measure.tune.answer import TuningAnswer
 from paceline.measure.tune.batches import BatchAnswer, BatchSize
 from paceline.measure.tune.trial_run import (
     MOST_WINDOW_S,
     MemoryIsShort,
     ScriptEnded,
     SettingFailed,
-    Start,
     TimeIsUp,
     TooSlow,
     TrialRun,
+    TrialStart,
 )
-from paceline.measure.tune.tuning import Progress
+from paceline.measure.tune.tuning import TuningProgress
 
 PLACE = "{batch}"
 _WINDOW_S = 1.0
@@ -47,12 +47,12 @@ def require_place(option: str) -> None:
 class BatchTuning:
     """The measurement of batch sizes of one script."""
 
-    start: Start  # what is started
+    start: TrialStart  # what is started
     option: str  # the script's option, with ``{batch}`` for the number
-    answer: Answer  # what was found out about its loader
+    answer: TuningAnswer  # what was found out about its loader
     seconds: float  # limit of the whole measurement
 
-    def run(self, progress: Progress) -> BatchAnswer:
+    def run(self, progress: TuningProgress) -> BatchAnswer:
         """Measure larger and larger batches.
 
         Raises RunError if the script fails with its own batch size in the option; UsageError if the
@@ -79,11 +79,11 @@ class BatchTuning:
             raise RunError(self._failed(end))
         return BatchAnswer(self.option, sizes, end)
 
-    def _start(self, number: int) -> Start:
+    def _start(self, number: int) -> TrialStart:
         words = shlex.split(self.option.replace(PLACE, str(number)))
         return replace(self.start, words=(*self.start.words, *words))
 
-    def _measure(self, number: int, deadline_s: float, progress: Progress) -> BatchSize:
+    def _measure(self, number: int, deadline_s: float, progress: TuningProgress) -> BatchSize:
         """Measure one batch size."""
         free_bytes = psutil.virtual_memory().available
         with tempfile.TemporaryDirectory(prefix="paceline-tune-") as folder:

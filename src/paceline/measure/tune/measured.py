@@ -16,7 +16,7 @@ Windows = list[list[float]]
 
 
 @dataclass(frozen=True)
-class Limits:
+class TrialLimits:
     """What a rank's loader may use of this machine."""
 
     cpus: int  # CPUs of each rank

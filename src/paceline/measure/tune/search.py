@@ -21,7 +21,7 @@ from dataclasses import replace
 from paceline.launch.monitor import bottleneck
 from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
 from paceline.measure.intervals import Interval
-from paceline.measure.tune.measured import Limits, Measured, waiting_share
+from paceline.measure.tune.measured import Measured, TrialLimits, waiting_share
 
 FIRST_WINDOWS = 2  # of the script's settings, before others are tried
 _DOUBTFUL = 1.5  # what is slower than this beside the fastest is not measured again
@@ -29,7 +29,7 @@ _GAIN = 1.03  # a step of the search is one if it is faster by this
 _SHM_SHARE = 0.5  # of the free shared memory, which the script and NCCL use too
 
 
-def most_workers(facts: LoaderFacts, limits: Limits) -> tuple[int, str]:
+def most_workers(facts: LoaderFacts, limits: TrialLimits) -> tuple[int, str]:
     """Return the largest number of workers of a rank, and what limits it."""
     cpus = max(1, limits.cpus)
     if limits.shm_bytes is None or not facts.batch_bytes:
@@ -39,7 +39,9 @@ def most_workers(facts: LoaderFacts, limits: Limits) -> tuple[int, str]:
     return (by_memory, "/dev/shm") if by_memory < cpus else (cpus, "CPUs")
 
 
-def next_setting(facts: LoaderFacts, limits: Limits, measured: Measured) -> LoaderSetting | None:
+def next_setting(
+    facts: LoaderFacts, limits: TrialLimits, measured: Measured
+) -> LoaderSetting | None:
     """Return the setting to try next; None if the search is over."""
     for setting in sorted(first_settings(facts), key=measured.num_windows):
         if setting not in measured.failures and measured.num_windows(setting) < FIRST_WINDOWS:
@@ -97,7 +99,9 @@ def _measured_once(measured: Measured) -> LoaderSetting | None:
     return None
 
 
-def _by_workers(facts: LoaderFacts, limits: Limits, measured: Measured) -> Iterator[LoaderSetting]:
+def _by_workers(
+    facts: LoaderFacts, limits: TrialLimits, measured: Measured
+) -> Iterator[LoaderSetting]:
     """Yield settings that differ in the number of workers, until more of them are no faster."""
     ladder = _ladder(facts, limits)
     at = _beside_threads(starting_point(facts, measured), facts, limits)
@@ -114,7 +118,7 @@ def _by_workers(facts: LoaderFacts, limits: Limits, measured: Measured) -> Itera
 
 
 def _beside_threads(
-    start: LoaderSetting, facts: LoaderFacts, limits: Limits
+    start: LoaderSetting, facts: LoaderFacts, limits: TrialLimits
 ) -> Callable[[int], LoaderSetting]:
     """Return which setting has a number of workers and the threads that they leave CPUs for."""
 
@@ -127,7 +131,7 @@ def _beside_threads(
     return at
 
 
-def _ladder(facts: LoaderFacts, limits: Limits) -> list[int]:
+def _ladder(facts: LoaderFacts, limits: TrialLimits) -> list[int]:
     """Return the numbers of workers that are tried first."""
     most, _ = most_workers(facts, limits)
     if facts.is_stream and not facts.setting.num_workers:
@@ -162,7 +166,7 @@ def with_workers(setting: LoaderSetting, count: int) -> LoaderSetting:
 
 
 def _neighbours(
-    setting: LoaderSetting, facts: LoaderFacts, limits: Limits
+    setting: LoaderSetting, facts: LoaderFacts, limits: TrialLimits
 ) -> Iterator[LoaderSetting]:
     """Yield settings that differ in one thing."""
     workers = setting.num_workers
@@ -180,7 +184,7 @@ def _neighbours(
             yield other
 
 
-def _fits(num_batches: int, facts: LoaderFacts, limits: Limits) -> bool:
+def _fits(num_batches: int, facts: LoaderFacts, limits: TrialLimits) -> bool:
     """Return whether shared memory can hold a number of batches."""
     if limits.shm_bytes is None:
         return True

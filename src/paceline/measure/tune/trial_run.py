@@ -25,9 +25,9 @@ from paceline import env
 from paceline.errors import Finding
 from paceline.launch.probe.loader_commands import (
     END,
-    Command,
     CommandFiles,
     Delivery,
+    LoaderCommand,
     LoaderFacts,
     LoaderSetting,
     read_failures,
@@ -131,7 +131,7 @@ class SettingFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Start:
+class TrialStart:
     """What is started."""
 
     # the script or module and its arguments, after the options of ``paceline run``
@@ -144,7 +144,7 @@ class TrialRun:
 
     def __init__(
         self,
-        start: Start,
+        start: TrialStart,
         folder: Path,  # empty; for everything that is written
         *,
         deadline_s: float,  # on the clock of ``time.monotonic``
@@ -234,7 +234,7 @@ class TrialRun:
     def _order(self, source: str, setting: LoaderSetting | None) -> int:
         """Write a command; return its number."""
         self._number += 1
-        command = Command(self._number, source, setting)
+        command = LoaderCommand(self._number, source, setting)
         files.write_whole(self._files.command, json.dumps(command.to_json()))
         return self._number
 

@@ -21,17 +21,17 @@ from paceline.errors import Finding, RunError
 from paceline.launch.probe.loader_commands import CACHED, CHANGED, LoaderFacts, LoaderSetting
 from paceline.machine.cpus import usable_cpus
 from paceline.measure.tune import final, search
-from paceline.measure.tune.answer import Answer, describe
-from paceline.measure.tune.measured import Limits, Measured, Windows
+from paceline.measure.tune.answer import TuningAnswer, describe
+from paceline.measure.tune.measured import Measured, TrialLimits, Windows
 from paceline.measure.tune.trial_run import (
     MOST_WINDOW_S,
     MemoryIsShort,
     ScriptEnded,
     SettingFailed,
-    Start,
     TimeIsUp,
     TooSlow,
     TrialRun,
+    TrialStart,
     shared_memory_bytes,
 )
 from paceline.text.wording import size
@@ -46,19 +46,19 @@ _MOST_STARTS = 8  # of scripts that end sooner than the measurement
 class Tuning:
     """The measurement of one script."""
 
-    start: Start  # what is started
+    start: TrialStart  # what is started
     name: str  # what it is called in messages
     seconds: float  # limit of the whole measurement
     has_steps: bool = True  # whether the script trains; else only its loader is measured
     measured: Measured = field(default_factory=Measured)
     facts: LoaderFacts | None = None
-    limits: Limits = field(default_factory=lambda: Limits(1))
+    limits: TrialLimits = field(default_factory=lambda: TrialLimits(1))
     num_ranks: int = 0
     worker_start_s: float | None = None
     _search_end_s: float = 0.0
     _is_search_cut: bool = False
 
-    def run(self, progress: Progress) -> Answer:
+    def run(self, progress: TuningProgress) -> TuningAnswer:
         """Measure until nothing is left to learn or the time is up.
 
         Raises RunError if the script failed, ended or was too slow before its own settings were
@@ -68,7 +68,7 @@ class Tuning:
         cut_short = self._measure(deadline_s, progress)
         if self.facts is None or self.facts.setting not in self.measured.settings:
             raise RunError(self._nothing_measured())
-        return Answer(
+        return TuningAnswer(
             name=self.name,
             facts=self.facts,
             num_ranks=self.num_ranks,
@@ -79,7 +79,7 @@ class Tuning:
             worker_start_s=self.worker_start_s,
         )
 
-    def _measure(self, deadline_s: float, progress: Progress) -> str:
+    def _measure(self, deadline_s: float, progress: TuningProgress) -> str:
         """Start the script, again if it ends early; return why not everything was measured."""
         time_is_up = (
             "the time was up before all settings were measured often enough:"
@@ -114,12 +114,12 @@ class Tuning:
             self._search_end_s = now_s + _SEARCH_SHARE * (deadline_s - now_s)
         cpus, _ = usable_cpus()
         shm_bytes = shared_memory_bytes()
-        self.limits = Limits(
+        self.limits = TrialLimits(
             cpus=max(1, cpus // self.num_ranks),
             shm_bytes=None if shm_bytes is None else shm_bytes // self.num_ranks,
         )
 
-    def _measure_all(self, run: TrialRun, progress: Progress) -> None:
+    def _measure_all(self, run: TrialRun, progress: TuningProgress) -> None:
         """Search, then let the finalists take turns until it is decided which one is best."""
         assert self.facts is not None, "the loader is known"
         while not self._has_nothing_to_tune() and not self.measured.final:
@@ -140,7 +140,7 @@ class Tuning:
             progress.show(f"{words}, round {round_number}")
             self._try(run, setting, self.measured.final, least_s=_FINAL_S)
 
-    def _search(self, run: TrialRun, setting: LoaderSetting, progress: Progress) -> None:
+    def _search(self, run: TrialRun, setting: LoaderSetting, progress: TuningProgress) -> None:
         """Measure a setting once, and one batch in memory with its threads."""
         assert self.facts is not None, "the loader is known"
         progress.show(describe(setting, self.facts.setting))
@@ -242,7 +242,7 @@ class Tuning:
 _WORDS, _BAR = 38, 22  # columns: the bar stays in its place, and a line fits 80 columns
 
 
-class Progress:
+class TuningProgress:
     """The bar; a context that removes it at the end."""
 
     def __init__(self, seconds: float) -> None:
@@ -259,7 +259,7 @@ class Progress:
         )
         self._task = TaskID(0)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> TuningProgress:
         self._end_s = time.monotonic() + self._seconds
         self._task = self._bar.add_task("", total=self._seconds, left_s=self._seconds)
         self._bar.start()

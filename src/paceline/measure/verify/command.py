@@ -29,7 +29,7 @@ from paceline.measure import proof, trial
 from paceline.measure.bench import (
     EXAMPLE,
     PER_RANK,
-    Request,
+    BenchRequest,
     batch_unknown,
     check_division,
     no_effect,
@@ -38,7 +38,7 @@ from paceline.measure.trial import Say, Trial, TrialResult
 from paceline.measure.verify import judging, records
 from paceline.measure.verify.judging import Property
 from paceline.measure.verify.rates import batch_of
-from paceline.measure.verify.records import NOT_JUDGED, World
+from paceline.measure.verify.records import NOT_JUDGED, RecordedWorld
 from paceline.measure.verify.replicas import main_training
 from paceline.rundir import files, proofs
 from paceline.rundir.files import RunDir
@@ -47,7 +47,7 @@ from paceline.text.wording import aligned
 
 
 @dataclass(frozen=True)
-class Result:
+class VerifyResult:
     """What was compared."""
 
     script: str  # the script
@@ -80,7 +80,7 @@ class Result:
         }
 
 
-def render(result: Result) -> str:
+def render(result: VerifyResult) -> str:
     """Return the result as text."""
     steps = ", ".join(f"{result.steps[size]:,} on {_ranks(size)}" for size in result.worlds)
     blocks = [f"{result.script}: optimizer steps compared: {steps}"]
@@ -98,7 +98,7 @@ def _ranks(size: int) -> str:
     return "1 rank" if size == 1 else f"{size} ranks"
 
 
-def _table(result: Result) -> list[str]:
+def _table(result: VerifyResult) -> list[str]:
     columns = ["property", *map(_ranks, result.worlds)]
     rows = [
         [
@@ -113,7 +113,7 @@ def _table(result: Result) -> list[str]:
     return aligned(columns, rows)
 
 
-def _reasons(result: Result) -> list[str]:
+def _reasons(result: VerifyResult) -> list[str]:
     """Return why properties could not be judged, each reason once."""
     lines = []
     for one_property in result.properties:
@@ -131,7 +131,7 @@ def _list(sizes: Sequence[int]) -> str:
     return " and ".join(map(_ranks, sizes))
 
 
-def _sum(result: Result) -> str:
+def _sum(result: VerifyResult) -> str:
     states = [
         verdict.state
         for one_property in result.properties
@@ -152,7 +152,7 @@ class Runs:
     """The trials of a script."""
 
     # what the ranks have recorded, by number of ranks
-    worlds: dict[int, World] = field(default_factory=dict)
+    worlds: dict[int, RecordedWorld] = field(default_factory=dict)
     failures: list[Finding] = field(default_factory=list)  # why numbers of ranks could not be run
     # what was said of trials that ended early. They have still shown something.
     cut_short: list[Finding] = field(default_factory=list)
@@ -165,7 +165,7 @@ class _TooLongError(Exception):
 class _Proof(threading.Thread):
     """The proof of the loss: another start of the script, beside the trials."""
 
-    def __init__(self, requested: Request, text: str, folder: Path) -> None:
+    def __init__(self, requested: BenchRequest, text: str, folder: Path) -> None:
         super().__init__(daemon=True)
         options = Options(
             script=requested.command[0],
@@ -194,7 +194,7 @@ class _Proof(threading.Thread):
         return self._result
 
 
-def verify(requested: Request, *, as_json: bool, is_apart: bool = False) -> int:
+def verify(requested: BenchRequest, *, as_json: bool, is_apart: bool = False) -> int:
     """Run the script on each number of ranks, print what was compared, and return the exit status.
 
     ``scaling`` is ``"strong"`` if the request has a ``batch_option``; with ``is_apart`` ranks train
@@ -218,7 +218,7 @@ def verify(requested: Request, *, as_json: bool, is_apart: bool = False) -> int:
     worlds = {size: replace(world, is_apart=is_apart) for size, world in runs.worlds.items()}
     properties = judging.judge(worlds, shown)
     _require_something(runs, properties)
-    result = Result(
+    result = VerifyResult(
         script=requested.command[0],
         worlds=tuple(sorted(runs.worlds)),
         steps={size: _num_steps(world) for size, world in runs.worlds.items()},
@@ -235,7 +235,7 @@ def verify(requested: Request, *, as_json: bool, is_apart: bool = False) -> int:
     return EXIT_FAILED if is_broken or result.failures else EXIT_OK
 
 
-def _run(requested: Request, folder: Path, say: Say, proven: _Proof) -> Runs:
+def _run(requested: BenchRequest, folder: Path, say: Say, proven: _Proof) -> Runs:
     """Run all trials, the smallest number of ranks first: its batch is that of the others.
 
     What fails beside a proof that does not is repeated alone: both may need a port, a file, or the
@@ -267,7 +267,7 @@ def _is_of_no_use(ended: TrialResult) -> bool:
     return ended.finding is not None and ended.finding.name not in _OF_USE
 
 
-def _trial(requested: Request, size: int, folder: Path) -> Trial:
+def _trial(requested: BenchRequest, size: int, folder: Path) -> Trial:
     return Trial(
         command=requested.command_for(size, requested.global_batch),
         world_size=size,
@@ -279,7 +279,7 @@ def _trial(requested: Request, size: int, folder: Path) -> Trial:
     )
 
 
-def _with_batch(requested: Request, world: World) -> Request:
+def _with_batch(requested: BenchRequest, world: RecordedWorld) -> BenchRequest:
     """Return the request with the global batch of its first trial, which the others must have.
 
     Raises UsageError if the batch is unknown, cannot be divided, or does not follow the option.
@@ -304,7 +304,7 @@ def _require_something(runs: Runs, properties: Sequence[Property]) -> None:
         raise RunError(runs.cut_short[0])
 
 
-def _num_steps(world: World) -> int:
+def _num_steps(world: RecordedWorld) -> int:
     """Return the steps of the optimizer that made most."""
     training = main_training(world)
     return len(training[0].steps) if training is not None else 0

@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 
 from paceline.errors import Finding
 from paceline.measure.verify import rates, replicas, samples, updates
-from paceline.measure.verify.records import PROVEN, Verdict, World, broken, not_judged
+from paceline.measure.verify.records import (
+    PROVEN,
+    ComparisonVerdict,
+    RecordedWorld,
+    broken,
+    not_judged,
+)
 from paceline.rundir import proofs
 from paceline.rundir.proofs import Proof
 
@@ -19,13 +25,13 @@ class Property:
     name: str  # its name in JSON
     title: str  # the same in words, for the table
     # what is known, by number of ranks; numbers that it does not apply to are left out
-    verdicts: Mapping[int, Verdict]
+    verdicts: Mapping[int, ComparisonVerdict]
 
 
-Judge = Callable[[World, World | None], Verdict]
+Judge = Callable[[RecordedWorld, RecordedWorld | None], ComparisonVerdict]
 
 
-def judge(worlds: Mapping[int, World], proof: Proof) -> list[Property]:
+def judge(worlds: Mapping[int, RecordedWorld], proof: Proof) -> list[Property]:
     """Return the properties of a script, from what its ranks have recorded."""
     one = worlds.get(1)
     proven = Property("rows", "loss is a mean over rows", {min(worlds): _of_proof(proof)})
@@ -35,19 +41,22 @@ def judge(worlds: Mapping[int, World], proof: Proof) -> list[Property]:
     ]
 
 
-def _of_proof(proof: Proof) -> Verdict:
+def _of_proof(proof: Proof) -> ComparisonVerdict:
     if proof.finding is not None:
         return broken(Finding.from_json(proof.finding))
     if proof.state == proofs.PROVEN:
-        return Verdict(
+        return ComparisonVerdict(
             PROVEN, f"gradients of a batch are the mean of its parts ({proof.error:.0e})"
         )
     return not_judged(proof.reason)
 
 
 def _verdicts(
-    worlds: Mapping[int, World], one: World | None, function: Judge, applies_to_one: bool
-) -> dict[int, Verdict]:
+    worlds: Mapping[int, RecordedWorld],
+    one: RecordedWorld | None,
+    function: Judge,
+    applies_to_one: bool,
+) -> dict[int, ComparisonVerdict]:
     sizes = [size for size in sorted(worlds) if size > 1 or applies_to_one]
     verdicts = {}
     for size in sizes:
@@ -59,10 +68,10 @@ def _verdicts(
     return verdicts
 
 
-def _beside_one(function: Callable[[World, World], Verdict]) -> Judge:
+def _beside_one(function: Callable[[RecordedWorld, RecordedWorld], ComparisonVerdict]) -> Judge:
     """Return a judge that needs the records of one rank."""
 
-    def compared(world: World, one: World | None) -> Verdict:
+    def compared(world: RecordedWorld, one: RecordedWorld | None) -> ComparisonVerdict:
         if one is None:
             return not_judged("needs the run on 1 rank: --world 1,...")
         return function(world, one)
@@ -70,8 +79,8 @@ def _beside_one(function: Callable[[World, World], Verdict]) -> Judge:
     return compared
 
 
-def _by_itself(function: Callable[[World], Verdict]) -> Judge:
-    def judged(world: World, one: World | None) -> Verdict:
+def _by_itself(function: Callable[[RecordedWorld], ComparisonVerdict]) -> Judge:
+    def judged(world: RecordedWorld, one: RecordedWorld | None) -> ComparisonVerdict:
         return function(world)
 
     return judged

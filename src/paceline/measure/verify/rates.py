@@ -13,7 +13,15 @@ from typing import NamedTuple
 
 from paceline.errors import Finding
 from paceline.measure.verify import replicas
-from paceline.measure.verify.records import Step, Training, Verdict, World, broken, kept, not_judged
+from paceline.measure.verify.records import (
+    ComparisonVerdict,
+    RecordedStep,
+    RecordedTraining,
+    RecordedWorld,
+    broken,
+    kept,
+    not_judged,
+)
 
 _CLOSE = 0.02  # relative: rounded lengths of epochs move a schedule a little
 _GROWN = 1.5  # from this factor on, a batch has grown
@@ -35,21 +43,23 @@ class Curves(NamedTuple):
         return self.rates[0] / self.reference[0] if self.reference[0] else math.nan
 
 
-def batch_of(world: World) -> int:
+def batch_of(world: RecordedWorld) -> int:
     """Return the samples of the first batches of all ranks; 0 if they are unknown."""
     epochs = [rank.epochs[0] for rank in world.ranks if rank.epochs]
     sizes = [len(epoch.batches[0] or ()) for epoch in epochs if epoch.batches]
     return sum(sizes) if len(sizes) == world.size and all(sizes) else 0
 
 
-def read_the_same(world: World) -> bool:
+def read_the_same(world: RecordedWorld) -> bool:
     """Return whether several ranks have the same first batch."""
     first = {tuple(rank.epochs[0].batches[0] or ()) for rank in world.ranks}
     return len(first) < world.size
 
 
 def _growth(
-    batches: tuple[int, int], training: Sequence[Training], reference: Sequence[Training]
+    batches: tuple[int, int],
+    training: Sequence[RecordedTraining],
+    reference: Sequence[RecordedTraining],
 ) -> float:
     """Return the samples of an update as a multiple of those on one rank.
 
@@ -62,7 +72,7 @@ def _growth(
     return batch / batch_of_one * accumulated
 
 
-def judge(world: World, one: World) -> Verdict:
+def judge(world: RecordedWorld, one: RecordedWorld) -> ComparisonVerdict:
     """Decide whether the learning rate follows that on one rank."""
     training, reference = replicas.main_training(world), replicas.main_training(one)
     if training is None or reference is None:
@@ -88,7 +98,7 @@ def judge(world: World, one: World) -> Verdict:
     return verdict
 
 
-def _rates(steps: Sequence[Step], group: int) -> tuple[float, ...]:
+def _rates(steps: Sequence[RecordedStep], group: int) -> tuple[float, ...]:
     return tuple(step.rates[group] for step in steps)
 
 
@@ -119,8 +129,11 @@ def _is_close(rate: float, other: float, curves: Curves) -> bool:
 
 
 def _judge_other_curve(
-    world: World, steps: Sequence[Step], steps_of_one: Sequence[Step], growth: float
-) -> Verdict:
+    world: RecordedWorld,
+    steps: Sequence[RecordedStep],
+    steps_of_one: Sequence[RecordedStep],
+    growth: float,
+) -> ComparisonVerdict:
     """Decide about a schedule that fits neither: it is a fault if its scheduler is called more.
 
     A schedule that counts epochs is called more often in as many steps, since an epoch has fewer.
@@ -136,7 +149,7 @@ def _judge_other_curve(
 
 
 def _stepped_too_often(
-    world: World, steps: Sequence[Step], steps_of_one: Sequence[Step]
+    world: RecordedWorld, steps: Sequence[RecordedStep], steps_of_one: Sequence[RecordedStep]
 ) -> Finding:
     calls = sum(step.schedules for step in steps)
     calls_of_one = sum(step.schedules for step in steps_of_one)
@@ -160,7 +173,9 @@ def _stepped_too_often(
     )
 
 
-def _judge_scale(world: World, curves: Curves, *, place: str, batches: tuple[int, int]) -> Verdict:
+def _judge_scale(
+    world: RecordedWorld, curves: Curves, *, place: str, batches: tuple[int, int]
+) -> ComparisonVerdict:
     """Decide about the factor between two learning rates that follow the same schedule."""
     scale, growth = curves.scale, curves.growth
     is_same = math.isclose(scale, 1.0, rel_tol=_CLOSE)
@@ -173,7 +188,9 @@ def _judge_scale(world: World, curves: Curves, *, place: str, batches: tuple[int
     return kept(f"{scale:.3g} times that on 1 rank, for {growth:.3g} times the batch")
 
 
-def _not_scaled(world: World, curves: Curves, *, place: str, batches: tuple[int, int]) -> Finding:
+def _not_scaled(
+    world: RecordedWorld, curves: Curves, *, place: str, batches: tuple[int, int]
+) -> Finding:
     return Finding(
         "learning-rate-not-scaled",
         f"{world.name} train with {curves.growth:.3g} times the batch of 1 rank, and the same"

@@ -18,7 +18,7 @@ PROVEN = "proven"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ComparisonVerdict:
     """A property on one number of ranks."""
 
     state: str  # ``"kept"``, ``"proven"``, ``"broken"``, ``"note"`` or ``"not judged"``
@@ -31,27 +31,27 @@ class Verdict:
         return {"state": self.state, "reason": self.reason, "finding": name}
 
 
-def kept(reason: str) -> Verdict:
+def kept(reason: str) -> ComparisonVerdict:
     """Return that a property is kept."""
-    return Verdict(KEPT, reason)
+    return ComparisonVerdict(KEPT, reason)
 
 
-def not_judged(reason: str) -> Verdict:
+def not_judged(reason: str) -> ComparisonVerdict:
     """Return that a property cannot be judged."""
-    return Verdict(NOT_JUDGED, reason)
+    return ComparisonVerdict(NOT_JUDGED, reason)
 
 
-def broken(finding: Finding) -> Verdict:
+def broken(finding: Finding) -> ComparisonVerdict:
     """Return that a property is broken; a finding that is only a hint is a note."""
     state = NOTE if finding.severity == "hint" else BROKEN
-    return Verdict(state, finding.what, finding)
+    return ComparisonVerdict(state, finding.what, finding)
 
 
 _MOST_BYTES = 1 << 27
 
 
 @dataclass
-class Loop:
+class LoopRecord:
     """A loop of a rank over a DataLoader."""
 
     place: str = ""  # the line of the script, as ``train.py:24``
@@ -99,7 +99,7 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Step:
+class RecordedStep:
     """A step of an optimizer."""
 
     number: int  # its number, from 1
@@ -116,7 +116,7 @@ class Step:
 
 
 @dataclass
-class Training:
+class RecordedTraining:
     """An optimizer of a rank."""
 
     type: str = ""  # type of the optimizer
@@ -130,7 +130,7 @@ class Training:
     is_random: bool = False  # whether a module draws random numbers, as Dropout does
     # whether a module has statistics of its batches, as BatchNorm does
     has_statistics: bool = False
-    steps: list[Step] = field(default_factory=list)  # its steps
+    steps: list[RecordedStep] = field(default_factory=list)  # its steps
     # checksum of all parameters after each number of steps; None if unknown
     checksums: dict[int, int | None] = field(default_factory=dict)
     # checksum of each parameter, likewise; empty for many parameters
@@ -138,7 +138,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Printed:
+class RecordedFigure:
     """A line with a figure that rank 0 has printed after an evaluation."""
 
     loop: int  # number of the evaluation's loop
@@ -151,10 +151,10 @@ class Printed:
 class Rank:
     """What a rank has recorded."""
 
-    loops: dict[int, Loop] = field(default_factory=dict)  # its loops by number
-    trainings: dict[int, Training] = field(default_factory=dict)  # its optimizers by number
+    loops: dict[int, LoopRecord] = field(default_factory=dict)  # its loops by number
+    trainings: dict[int, RecordedTraining] = field(default_factory=dict)  # its optimizers by number
     # figures that it has printed after evaluations
-    printed: list[Printed] = field(default_factory=list)
+    printed: list[RecordedFigure] = field(default_factory=list)
     schedule: str = ""  # line of the script that steps a scheduler; empty without one
     schedule_type: str = ""  # type of that scheduler
     # checksums of what DistributedDataParallel holds, on a rank whose optimizers make no step
@@ -162,19 +162,19 @@ class Rank:
     fault: str = ""  # why its records are incomplete; empty if they are complete
 
     @property
-    def epochs(self) -> list[Loop]:
+    def epochs(self) -> list[LoopRecord]:
         """The loops that train, in order."""
         return [self.loops[number] for number in sorted(self.loops) if self.loops[number].trains]
 
     @property
-    def evaluations(self) -> list[Loop]:
+    def evaluations(self) -> list[LoopRecord]:
         """The loops that evaluate, in order."""
         loops = (self.loops[number] for number in sorted(self.loops))
         return [loop for loop in loops if loop.is_evaluation and not loop.trains]
 
 
 @dataclass(frozen=True)
-class World:
+class RecordedWorld:
     """What a number of ranks has recorded."""
 
     size: int  # number of ranks
@@ -192,10 +192,10 @@ class World:
         return "1 rank" if self.size == 1 else f"{self.size} ranks"
 
 
-def read(run_dir: RunDir, size: int, findings: tuple[Finding, ...] = ()) -> World:
+def read(run_dir: RunDir, size: int, findings: tuple[Finding, ...] = ()) -> RecordedWorld:
     """Return what the ranks of a run have recorded; a rank without a file has recorded nothing."""
     ranks = tuple(parse(_lines(run_dir.observed(rank))) for rank in range(size))
-    return World(size, ranks, findings)
+    return RecordedWorld(size, ranks, findings)
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -224,9 +224,9 @@ def _add(rank: Rank, record: Mapping[str, Any]) -> None:
     """Add a record to what is known of a rank; records of other versions are left out."""
     match record["kind"]:
         case "loop":
-            names = Loop.__dataclass_fields__
+            names = LoopRecord.__dataclass_fields__
             known = {key: record[key] for key in record if key in names}
-            rank.loops[record["loop"]] = Loop(**known)
+            rank.loops[record["loop"]] = LoopRecord(**known)
         case "batch":
             _add_batch(rank.loops[record["loop"]], record)
         case "trains":
@@ -248,7 +248,7 @@ def _add(rank: Rank, record: Mapping[str, Any]) -> None:
             _add_step(rank, record)
         case "printed":
             rank.printed.append(
-                Printed(record["loop"], record["line"], record["place"], record["combined"])
+                RecordedFigure(record["loop"], record["line"], record["place"], record["combined"])
             )
         case "schedule":
             rank.schedule = rank.schedule or record["place"]
@@ -259,7 +259,7 @@ def _add(rank: Rank, record: Mapping[str, Any]) -> None:
             rank.fault = record["what"]
 
 
-def _add_batch(loop: Loop, record: Mapping[str, Any]) -> None:
+def _add_batch(loop: LoopRecord, record: Mapping[str, Any]) -> None:
     indices = record["indices"]
     loop.batches.append(indices)
     loop.samples += record["samples"]
@@ -270,7 +270,7 @@ def _add_batch(loop: Loop, record: Mapping[str, Any]) -> None:
 
 
 def _add_optimizer(rank: Rank, record: Mapping[str, Any]) -> None:
-    rank.trainings[record["optimizer"]] = Training(
+    rank.trainings[record["optimizer"]] = RecordedTraining(
         type=record["type"],
         place=record["place"],
         names=tuple(record["names"]),
@@ -284,7 +284,7 @@ def _add_optimizer(rank: Rank, record: Mapping[str, Any]) -> None:
 
 
 def _add_step(rank: Rank, record: Mapping[str, Any]) -> None:
-    step = Step(
+    step = RecordedStep(
         record["step"],
         rates=tuple(record["rates"]),
         losses=tuple(record["losses"]),

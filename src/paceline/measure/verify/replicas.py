@@ -8,13 +8,20 @@ from dataclasses import replace
 from paceline.errors import Finding
 from paceline.machine import agreement
 from paceline.machine.agreement import Parameters
-from paceline.measure.verify.records import Training, Verdict, World, broken, kept, not_judged
+from paceline.measure.verify.records import (
+    ComparisonVerdict,
+    RecordedTraining,
+    RecordedWorld,
+    broken,
+    kept,
+    not_judged,
+)
 
 _LEAST_STEPS = 2
 _LEAST_SHARE = 0.5  # of the steps: after a skipped step the numbers of two ranks differ by one
 
 
-def trainings(world: World) -> list[tuple[Training, ...]]:
+def trainings(world: RecordedWorld) -> list[tuple[RecordedTraining, ...]]:
     """Return the optimizers that all ranks have, each as its records of every rank."""
     numbers = set.intersection(*(set(rank.trainings) for rank in world.ranks))
     return [
@@ -22,7 +29,7 @@ def trainings(world: World) -> list[tuple[Training, ...]]:
     ]
 
 
-def _in_step(ranks: Sequence[Training]) -> tuple[Training, ...]:
+def _in_step(ranks: Sequence[RecordedTraining]) -> tuple[RecordedTraining, ...]:
     """Return the steps that ranks make together: all, or those before an epoch ends on one alone.
 
     Under torch's Join, a rank whose samples are used up waits for the others.
@@ -42,16 +49,16 @@ def _in_step(ranks: Sequence[Training]) -> tuple[Training, ...]:
     )
 
 
-def _of_first_loop(training: Training) -> int:
+def _of_first_loop(training: RecordedTraining) -> int:
     return sum(step.loop == training.steps[0].loop for step in training.steps)
 
 
-def main_training(world: World) -> tuple[Training, ...] | None:
+def main_training(world: RecordedWorld) -> tuple[RecordedTraining, ...] | None:
     """Return the optimizer with the most steps of those that all ranks have; None without one."""
     return max(trainings(world), key=lambda ranks: len(ranks[0].steps), default=None)
 
 
-def are_averaged(ranks: Sequence[Training], *, until: int | None = None) -> bool:
+def are_averaged(ranks: Sequence[RecordedTraining], *, until: int | None = None) -> bool:
     """Return whether ranks apply equal gradients, up to a step, which differ from step to step."""
     gradients = _gradients(ranks, until=until)
     equal = [values[0] for values in gradients if len(set(values)) == 1 and values[0] is not None]
@@ -60,7 +67,7 @@ def are_averaged(ranks: Sequence[Training], *, until: int | None = None) -> bool
     return is_enough and has_changed and len(equal) >= _LEAST_SHARE * len(gradients)
 
 
-def are_apart(ranks: Sequence[Training]) -> bool:
+def are_apart(ranks: Sequence[RecordedTraining]) -> bool:
     """Return whether each rank applies its own gradients, to the parameters of the same model."""
     is_one_model = len({training.names for training in ranks}) == 1
     if not is_one_model or not all(training.is_whole for training in ranks):
@@ -70,7 +77,7 @@ def are_apart(ranks: Sequence[Training]) -> bool:
     return len(differing) > (1 - _LEAST_SHARE) * len(gradients)
 
 
-def is_each_alone(ranks: Sequence[Training]) -> bool:
+def is_each_alone(ranks: Sequence[RecordedTraining]) -> bool:
     """Return whether it is proven that each rank trains a model of its own, and alike.
 
     Parameters of the same names and sizes differ after every step, and neither they nor their
@@ -91,7 +98,7 @@ def is_each_alone(ranks: Sequence[Training]) -> bool:
     )
 
 
-def _is_untouched(training: Training) -> bool:
+def _is_untouched(training: RecordedTraining) -> bool:
     """Return whether only its own steps have changed parameters, with gradients of this rank."""
     checksums = training.checksums
     return not any(step.exchanged for step in training.steps) and all(
@@ -99,7 +106,9 @@ def _is_untouched(training: Training) -> bool:
     )
 
 
-def _gradients(ranks: Sequence[Training], *, until: int | None = None) -> list[list[int | None]]:
+def _gradients(
+    ranks: Sequence[RecordedTraining], *, until: int | None = None
+) -> list[list[int | None]]:
     """Return the gradients that ranks have applied, by step and rank, as they were recorded."""
     steps = zip(*(training.steps[:until] for training in ranks), strict=False)
     return [[step.gradients for step in of_ranks] for of_ranks in steps]
@@ -108,7 +117,7 @@ def _gradients(ranks: Sequence[Training], *, until: int | None = None) -> list[l
 _STEPS_BEFORE = 2  # of which gradients are compared at least
 
 
-def judge(world: World) -> Verdict:
+def judge(world: RecordedWorld) -> ComparisonVerdict:
     """Decide whether ranks keep the same parameters, for every optimizer that they have."""
     optimizers = trainings(world)
     if not optimizers:
@@ -120,7 +129,7 @@ def judge(world: World) -> Verdict:
     return (findings or unknown or verdicts)[0]
 
 
-def _judge_one(ranks: Sequence[Training], *, is_apart: bool) -> Verdict:
+def _judge_one(ranks: Sequence[RecordedTraining], *, is_apart: bool) -> ComparisonVerdict:
     if not all(training.is_whole for training in ranks):
         return not_judged("parameters are divided among ranks")
     steps = sorted(set.intersection(*(set(training.checksums) for training in ranks)))
@@ -140,7 +149,7 @@ def _judge_one(ranks: Sequence[Training], *, is_apart: bool) -> Verdict:
     return broken(_differ(ranks, differing[0]))
 
 
-def _each_alone(ranks: Sequence[Training]) -> Finding:
+def _each_alone(ranks: Sequence[RecordedTraining]) -> Finding:
     first, are_held = ranks[0], ranks[0].is_parallel
     wrap = (
         "DistributedDataParallel(model), fabric.setup or accelerator.prepare; on purpose: --apart"
@@ -162,7 +171,7 @@ def _each_alone(ranks: Sequence[Training]) -> Finding:
     )
 
 
-def _unstepped(world: World) -> Finding | None:
+def _unstepped(world: RecordedWorld) -> Finding | None:
     """Return the finding that ranks make no step on parameters that others step."""
     stepped = [
         training
@@ -188,7 +197,7 @@ def _unstepped(world: World) -> Finding | None:
     )
 
 
-def _differ(ranks: Sequence[Training], step: int) -> Finding:
+def _differ(ranks: Sequence[RecordedTraining], step: int) -> Finding:
     is_unlike_from_start = step == 0 and not all(training.is_parallel for training in ranks)
     if is_unlike_from_start:
         return _other_start(ranks)
@@ -197,7 +206,7 @@ def _differ(ranks: Sequence[Training], step: int) -> Finding:
     return finding
 
 
-def _groups(ranks: Sequence[Training], step: int) -> list[Parameters]:
+def _groups(ranks: Sequence[RecordedTraining], step: int) -> list[Parameters]:
     """Return the groups of ranks that agree in all parameters."""
     members: dict[int | None, list[int]] = {}
     for rank, training in enumerate(ranks):
@@ -205,13 +214,13 @@ def _groups(ranks: Sequence[Training], step: int) -> list[Parameters]:
     return [_group(ranks[group[0]], step, group) for group in members.values()]
 
 
-def _group(training: Training, step: int, members: Sequence[int]) -> Parameters:
+def _group(training: RecordedTraining, step: int, members: Sequence[int]) -> Parameters:
     sums = training.sums.get(step, ())
     names = training.names if len(training.names) == len(sums) else ()
     return Parameters(tuple(members), names=names, sums=sums if names else ())
 
 
-def _other_start(ranks: Sequence[Training]) -> Finding:
+def _other_start(ranks: Sequence[RecordedTraining]) -> Finding:
     return Finding(
         "initialisation-differs",
         "ranks begin with different parameters, and apply the same gradients to them",

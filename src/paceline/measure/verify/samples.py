@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from paceline.errors import Finding
 from paceline.launch.probe.orders import is_mixed
 from paceline.measure.verify import replicas
-from paceline.measure.verify.records import Loop, Printed, Verdict, World, broken, kept, not_judged
+from paceline.measure.verify.records import (
+    ComparisonVerdict,
+    LoopRecord,
+    RecordedFigure,
+    RecordedWorld,
+    broken,
+    kept,
+    not_judged,
+)
 
 _LEAST_COMMON = 8  # samples that several ranks have read, to compare their content
 _LEAST_DISTINCT = 3  # hashes of them
@@ -22,7 +30,7 @@ _WHOLE = 0.9  # of a dataset, that a loader reads of it if it drops the last bat
 _LEAST_SHARE = 0.75  # of the samples of an epoch on one rank; with fewer, samples are left out
 
 
-def judge_shares(world: World) -> Verdict:
+def judge_shares(world: RecordedWorld) -> ComparisonVerdict:
     """Decide whether every sample is read once in an epoch, over all ranks."""
     reason = _unknown(world)
     if reason:
@@ -49,7 +57,7 @@ def judge_shares(world: World) -> Verdict:
     return _judge_overlap(world, epochs, samples)
 
 
-def _unknown(world: World) -> str:
+def _unknown(world: RecordedWorld) -> str:
     """Return why nothing can be said about the samples; empty if something can."""
     if not all(rank.epochs for rank in world.ranks):
         return "no DataLoader was seen whose batches are trained on"
@@ -61,19 +69,21 @@ def _unknown(world: World) -> str:
     return ""
 
 
-def _covers(epoch: Loop) -> bool:
+def _covers(epoch: LoopRecord) -> bool:
     """Return whether a loader alone reads the whole dataset; not known of a few batches."""
     most = max((len(batch or ()) for batch in epoch.batches), default=0)
     is_whole = epoch.num_batches * most >= _WHOLE * epoch.view_length
     return epoch.num_batches >= _LEAST_BATCHES and is_whole
 
 
-def _most_padding(epochs: Sequence[Loop]) -> int:
+def _most_padding(epochs: Sequence[LoopRecord]) -> int:
     """Return how many samples are repeated at most so that all ranks have as many batches."""
     return sum(max(len(batch or ()) for batch in epoch.batches) for epoch in epochs) + 1
 
 
-def _judge_overlap(world: World, epochs: Sequence[Loop], samples: set[int]) -> Verdict:
+def _judge_overlap(
+    world: RecordedWorld, epochs: Sequence[LoopRecord], samples: set[int]
+) -> ComparisonVerdict:
     """Decide about ranks that read some samples in common, in different orders."""
     if not all(_covers(epoch) and epoch.view_length == epoch.dataset_length for epoch in epochs):
         return not_judged("ranks have some samples in common, and each reads a part of the dataset")
@@ -85,7 +95,7 @@ def _judge_overlap(world: World, epochs: Sequence[Loop], samples: set[int]) -> V
     return broken(_unshared(world, epochs, samples))
 
 
-def _are_same_samples(epochs: Sequence[Loop]) -> bool:
+def _are_same_samples(epochs: Sequence[LoopRecord]) -> bool:
     """Return whether the same index stands for the same sample on all ranks."""
     first = epochs[0].rows
     pairs = [
@@ -103,7 +113,7 @@ def _are_same_samples(epochs: Sequence[Loop]) -> bool:
     )
 
 
-def _unshared(world: World, epochs: Sequence[Loop], samples: set[int]) -> Finding:
+def _unshared(world: RecordedWorld, epochs: Sequence[LoopRecord], samples: set[int]) -> Finding:
     return Finding(
         "sampler-missing",
         f"every one of {world.size} ranks reads the whole dataset in each epoch",
@@ -127,7 +137,7 @@ def _unshared(world: World, epochs: Sequence[Loop], samples: set[int]) -> Findin
     )
 
 
-def judge_order(world: World) -> Verdict:
+def judge_order(world: RecordedWorld) -> ComparisonVerdict:
     """Decide whether a shuffled loader has a new order in each epoch."""
     finding = world.found("same-order-each-epoch")
     if finding is not None:
@@ -151,7 +161,7 @@ def judge_order(world: World) -> Verdict:
     return kept("epochs have different orders")
 
 
-def _with_place(finding: Finding, world: World) -> Finding:
+def _with_place(finding: Finding, world: RecordedWorld) -> Finding:
     """Return the launcher's finding with the line of the loop."""
     places = [epoch.place for epoch in world.ranks[0].epochs if epoch.place]
     values = finding.to_json()
@@ -160,7 +170,7 @@ def _with_place(finding: Finding, world: World) -> Finding:
     return Finding.from_json(values)
 
 
-def judge_epoch(world: World, one: World) -> Verdict:
+def judge_epoch(world: RecordedWorld, one: RecordedWorld) -> ComparisonVerdict:
     """Decide whether an epoch has the samples that it has on one rank."""
     reason = _unknown(world) or _unknown(one)
     if reason:
@@ -182,7 +192,7 @@ def judge_epoch(world: World, one: World) -> Verdict:
 
 
 def _shorter(
-    world: World, epochs: Sequence[Loop], samples: set[int], expected: set[int]
+    world: RecordedWorld, epochs: Sequence[LoopRecord], samples: set[int], expected: set[int]
 ) -> Finding:
     return Finding(
         "epoch-differs",
@@ -211,10 +221,10 @@ _MOST_SHARE = 0.9  # of the samples, that a rank which evaluates a share has rea
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class RecordedEvaluation:
     """An evaluation, as the ranks have read it."""
 
-    loops: Mapping[int, Loop]  # the loop of each rank that takes part, by rank
+    loops: Mapping[int, LoopRecord]  # the loop of each rank that takes part, by rank
     expected: frozenset[int]  # the samples that one rank alone evaluates
 
     @property
@@ -234,7 +244,7 @@ class Evaluation:
         return len(self.loops) > 1 and all(loop.samples < most for loop in self.loops.values())
 
 
-def evaluations(world: World, one: World | None) -> list[Evaluation]:
+def evaluations(world: RecordedWorld, one: RecordedWorld | None) -> list[RecordedEvaluation]:
     """Return the first whole evaluation of each dataset in each line of the script."""
     by_rank = [_whole(rank.evaluations) for rank in world.ranks]
     alone = _whole(one.ranks[0].evaluations) if one is not None else {}
@@ -243,37 +253,37 @@ def evaluations(world: World, one: World | None) -> list[Evaluation]:
         loops = {rank: keys[key] for rank, keys in enumerate(by_rank) if key in keys}
         reference = alone.get(key)
         samples = frozenset(reference.indices or ()) if reference is not None else frozenset()
-        kinds.append(Evaluation(loops, samples))
+        kinds.append(RecordedEvaluation(loops, samples))
     return kinds
 
 
-def _whole(loops: list[Loop]) -> dict[Kind, Loop]:
+def _whole(loops: list[LoopRecord]) -> dict[Kind, LoopRecord]:
     """Return the first loop of each kind that was read to its end, and has indices."""
-    whole: dict[Kind, Loop] = {}
+    whole: dict[Kind, LoopRecord] = {}
     for loop in loops:
         if loop.has_ended and loop.indices is not None:
             whole.setdefault(_kind(loop), loop)
     return whole
 
 
-def _kind(loop: Loop) -> Kind:
+def _kind(loop: LoopRecord) -> Kind:
     """Return what the loops of all ranks over one evaluation have in common."""
     return (*loop.key, loop.place)
 
 
-def judge_count(world: World, one: World | None) -> Verdict:
+def judge_count(world: RecordedWorld, one: RecordedWorld | None) -> ComparisonVerdict:
     """Decide whether each sample of an evaluation is counted once."""
     verdicts = [_judge_count(world, evaluation) for evaluation in evaluations(world, one)]
     return _gravest(verdicts, "no whole evaluation over a DataLoader was seen")
 
 
-def _gravest(verdicts: list[Verdict], otherwise: str) -> Verdict:
+def _gravest(verdicts: list[ComparisonVerdict], otherwise: str) -> ComparisonVerdict:
     with_finding = [verdict for verdict in verdicts if verdict.finding is not None]
     unknown = [verdict for verdict in verdicts if verdict.state != "kept"]
     return (with_finding or unknown or verdicts or [not_judged(otherwise)])[0]
 
 
-def _judge_count(world: World, evaluation: Evaluation) -> Verdict:
+def _judge_count(world: RecordedWorld, evaluation: RecordedEvaluation) -> ComparisonVerdict:
     expected, total = len(evaluation.expected), evaluation.total
     if not expected:
         return not_judged("the same evaluation was not seen on 1 rank")
@@ -295,7 +305,7 @@ def _judge_count(world: World, evaluation: Evaluation) -> Verdict:
     return broken(_padded(world, evaluation))
 
 
-def _is_trained_on(world: World, evaluation: Evaluation) -> bool:
+def _is_trained_on(world: RecordedWorld, evaluation: RecordedEvaluation) -> bool:
     """Return whether samples are trained on too: statistics of them are not a score."""
     loop = next(iter(evaluation.loops.values()))
     return any(
@@ -305,7 +315,7 @@ def _is_trained_on(world: World, evaluation: Evaluation) -> bool:
     )
 
 
-def _padded(world: World, evaluation: Evaluation) -> Finding:
+def _padded(world: RecordedWorld, evaluation: RecordedEvaluation) -> Finding:
     expected, total = len(evaluation.expected), evaluation.total
     first = next(iter(evaluation.loops.values()))
     return Finding(
@@ -325,7 +335,7 @@ def _padded(world: World, evaluation: Evaluation) -> Finding:
     )
 
 
-def judge_figure(world: World, one: World | None) -> Verdict:
+def judge_figure(world: RecordedWorld, one: RecordedWorld | None) -> ComparisonVerdict:
     """Decide whether the figures that rank 0 prints are those of all samples."""
     rank = world.ranks[0]
     by_kind = {
@@ -344,7 +354,9 @@ def judge_figure(world: World, one: World | None) -> Verdict:
     return _gravest(verdicts, "no figure was printed after an evaluation")
 
 
-def _judge_line(printed: Printed, loop: Loop, evaluation: Evaluation) -> Verdict:
+def _judge_line(
+    printed: RecordedFigure, loop: LoopRecord, evaluation: RecordedEvaluation
+) -> ComparisonVerdict:
     if not evaluation.is_shared:
         return kept("rank 0 evaluates all samples")
     if printed.combined or loop.combined:
@@ -360,7 +372,9 @@ def is_score(line: str) -> bool:
     return any(not _OTHER_FIGURE.search(match["between"]) for match in matches)
 
 
-def _of_a_share(printed: Printed, loop: Loop, evaluation: Evaluation) -> Finding:
+def _of_a_share(
+    printed: RecordedFigure, loop: LoopRecord, evaluation: RecordedEvaluation
+) -> Finding:
     return Finding(
         "evaluation-not-reduced",
         f"rank 0 prints a figure of {loop.samples:,} of {len(evaluation.expected):,} samples",

@@ -12,13 +12,21 @@ from collections.abc import Sequence
 from paceline.errors import Finding
 from paceline.measure.verify import replicas
 from paceline.measure.verify.rates import SAME_BATCH, batch_of, read_the_same
-from paceline.measure.verify.records import Rank, Training, Verdict, World, broken, kept, not_judged
+from paceline.measure.verify.records import (
+    ComparisonVerdict,
+    Rank,
+    RecordedTraining,
+    RecordedWorld,
+    broken,
+    kept,
+    not_judged,
+)
 
 _CLOSE_LOSS = 1e-2  # relative: a loss in bfloat16 has 8 bits
 _CLOSE_GRADIENT = 0.1  # relative, of their norm
 
 
-def unknown(world: World, one: World) -> str:
+def unknown(world: RecordedWorld, one: RecordedWorld) -> str:
     """Return why losses and gradients cannot be compared; empty if they can."""
     training, reference = replicas.main_training(world), replicas.main_training(one)
     if training is None or reference is None:
@@ -34,7 +42,7 @@ def unknown(world: World, one: World) -> str:
     return _not_repeatable(reference[0]) or _not_single(training) or _not_single(reference)
 
 
-def _other_samples(world: World, one: World) -> str:
+def _other_samples(world: RecordedWorld, one: RecordedWorld) -> str:
     batch, batch_of_one = batch_of(world), batch_of(one)
     if not batch or not batch_of_one:
         return "the samples of a step are unknown"
@@ -58,7 +66,7 @@ def _first_rows(rank: Rank) -> list[tuple[int, tuple[int, ...]]]:
     return [(index, epoch.rows[index]) for index in epoch.batches[0] or () if index in epoch.rows]
 
 
-def _not_repeatable(training: Training) -> str:
+def _not_repeatable(training: RecordedTraining) -> str:
     if training.is_random:
         return "a module draws random numbers, on each rank its own (Dropout)"
     if training.has_statistics:
@@ -66,7 +74,7 @@ def _not_repeatable(training: Training) -> str:
     return ""
 
 
-def _not_single(ranks: Sequence[Training]) -> str:
+def _not_single(ranks: Sequence[RecordedTraining]) -> str:
     if not all(training.steps for training in ranks):
         return "no optimizer step was seen"
     firsts = [training.steps[0] for training in ranks]
@@ -75,7 +83,7 @@ def _not_single(ranks: Sequence[Training]) -> str:
     return ""
 
 
-def judge_loss(world: World, one: World) -> Verdict:
+def judge_loss(world: RecordedWorld, one: RecordedWorld) -> ComparisonVerdict:
     """Decide whether the first loss, over all ranks, is that on one rank."""
     reason = unknown(world, one)
     if reason:
@@ -104,17 +112,17 @@ def judge_loss(world: World, one: World) -> Verdict:
     )
 
 
-def _place(world: World) -> str:
+def _place(world: RecordedWorld) -> str:
     training = replicas.main_training(world)
     return training[0].place if training is not None else ""
 
 
-def _first_losses(world: World) -> list[float]:
+def _first_losses(world: RecordedWorld) -> list[float]:
     training = replicas.main_training(world) or ()
     return [float(part.steps[0].losses[0] or 0.0) for part in training]
 
 
-def _matches(world: World, losses: Sequence[float], expected: float) -> bool:
+def _matches(world: RecordedWorld, losses: Sequence[float], expected: float) -> bool:
     """Return whether losses of ranks are a mean, a mean of samples, or a sum like that expected."""
     sizes = [len(rank.epochs[0].batches[0] or ()) for rank in world.ranks]
     weighted = sum(size * loss for size, loss in zip(sizes, losses, strict=True)) / sum(sizes)
@@ -124,7 +132,7 @@ def _matches(world: World, losses: Sequence[float], expected: float) -> bool:
     )
 
 
-def judge_updates(world: World, one: World) -> Verdict:
+def judge_updates(world: RecordedWorld, one: RecordedWorld) -> ComparisonVerdict:
     """Decide whether the first gradient that is applied is that on one rank."""
     reason = unknown(world, one)
     if reason:
@@ -147,11 +155,11 @@ def judge_updates(world: World, one: World) -> Verdict:
 
 
 def _judge_ratio(
-    world: World,
+    world: RecordedWorld,
     values: Sequence[float],
     expected: Sequence[float],
     rates: tuple[tuple[float, ...], tuple[float, ...]],
-) -> Verdict:
+) -> ComparisonVerdict:
     """Decide about gradients that differ: by a factor, which the learning rate may undo."""
     norm = math.hypot(*expected)
     ratio = sum(one * other for one, other in zip(values, expected, strict=True)) / norm**2

@@ -14,7 +14,7 @@ from paceline.rundir import lease, lease_file
 from paceline.rundir.files import RunDir, display_path
 from paceline.slurm import job_states, profile_files
 from paceline.slurm.jobs import listing, run_rows
-from paceline.slurm.jobs.run_rows import Row
+from paceline.slurm.jobs.run_rows import RunRow
 from paceline.slurm.sweep import sweep_rows
 from paceline.text import terminal
 from paceline.text.quoting import printable
@@ -30,7 +30,9 @@ def clean(folder: Path | None, *, is_confirmed: bool) -> int:
     entries = listing.gather(*(profile_files.run_folders() if folder is None else [folder]))
     states, silent = job_states.states(job for entry in entries for job in entry.jobs)
     sweep_rows.say_silent(silent)
-    elements = [listing.Entry(one.run_dir, one.job) for entry in entries for one in entry.members]
+    elements = [
+        listing.JobEntry(one.run_dir, one.job) for entry in entries for one in entry.members
+    ]
     cells, total_bytes = [("MB", "folder", "why")], 0
     for entry in [*(entry for entry in entries if entry.sweep is None), *elements]:
         table_row = listing.row_of(entry, states)
@@ -51,7 +53,7 @@ def clean(folder: Path | None, *, is_confirmed: bool) -> int:
     return EXIT_OK
 
 
-def _unneeded(run_dir: RunDir, row: Row) -> dict[Path, str]:
+def _unneeded(run_dir: RunDir, row: RunRow) -> dict[Path, str]:
     """Return the folders of a run that may go, with the reasons."""
     saved = (run_dir.checkpoints, run_dir.metrics, run_dir.arguments, run_dir.bench)
     owner = lease_file.read(run_dir.root)
@@ -67,7 +69,7 @@ def _unneeded(run_dir: RunDir, row: Row) -> dict[Path, str]:
     return checkpoint.unneeded(run_dir.checkpoints) if verdict == CHECKPOINTS else {}
 
 
-def judge(row: Row, *, is_held: bool, is_empty: bool, now_s: float) -> str:
+def judge(row: RunRow, *, is_held: bool, is_empty: bool, now_s: float) -> str:
     """Return what of a run may go: ``ALL``, ``CHECKPOINTS`` that none needs, or ``NOTHING``. Pure.
 
     A folder is held by a run, or kept by the user; it is empty if nothing was saved or logged.

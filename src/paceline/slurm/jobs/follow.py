@@ -97,7 +97,7 @@ class Follower:
         self._job = job
         self._clock = clock
         self._sleep = sleep
-        self._output = Output(run_dir)
+        self._output = JobOutput(run_dir)
         self._notices = _Notices()
         self._last_state: JobState | None = None
         self._is_running = False
@@ -329,7 +329,7 @@ def _clock_of(at_s: float, now_s: float) -> str:
     return time.strftime("%H:%M" if at[:3] == now[:3] else "%Y-%m-%d %H:%M", at)
 
 
-class Output:
+class JobOutput:
     """A file that grows, and may not exist yet."""
 
     def __init__(self, run_dir: RunDir) -> None:

@@ -23,7 +23,7 @@ from paceline.rundir.sweeps import SweepRecord
 from paceline.slurm import job_states, profile_files, record
 from paceline.slurm.job_states import States
 from paceline.slurm.jobs import run_rows
-from paceline.slurm.jobs.run_rows import Row
+from paceline.slurm.jobs.run_rows import RunRow
 from paceline.slurm.record import JobRecord
 from paceline.slurm.sweep import sweep_folder, sweep_rows
 from paceline.text import terminal
@@ -38,7 +38,7 @@ _RUN_NAME = re.compile(r"^(\d{8}-\d{6})-")
 
 
 @dataclass(frozen=True)
-class Entry:
+class JobEntry:
     """What is known of one row before Slurm is asked: a run, or a sweep with its elements."""
 
     run_dir: RunDir  # the run folder, or the folder of the sweep
@@ -120,7 +120,7 @@ def _say(text: str) -> None:
 class _TableRow:
     """A row, and the elements of a sweep."""
 
-    row: Row
+    row: RunRow
     elements: tuple[sweep_rows.ElementRow, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class _TableRow:
         return values
 
 
-def row_of(entry: Entry, states: States) -> _TableRow | None:
+def row_of(entry: JobEntry, states: States) -> _TableRow | None:
     """Return the row of a run; None, after a line on stderr, if its folder cannot be read."""
     try:
         if entry.sweep is None:
@@ -142,7 +142,7 @@ def row_of(entry: Entry, states: States) -> _TableRow | None:
         return None
 
 
-def gather(*places: Path) -> list[Entry]:
+def gather(*places: Path) -> list[JobEntry]:
     """Return the runs of folders with the records of their jobs, the newest first."""
     paths: list[Path] = []
     for folder in places:
@@ -153,13 +153,15 @@ def gather(*places: Path) -> list[Entry]:
     return [entry for _, entry in dated]
 
 
-def _entry(path: Path) -> tuple[float, Entry] | None:
+def _entry(path: Path) -> tuple[float, JobEntry] | None:
     """Return what a folder holds and when that began, None if it is not a run or a sweep."""
     run_dir = RunDir(path)
     sweep_record = _loaded(sweeps.load, path, file=run_dir.sweep)
     if sweep_record is not None:
         members = tuple(sweep_folder.members(path, sweep_record))
-        return sweep_record.submitted_ns / 1e9, Entry(run_dir, sweep=sweep_record, members=members)
+        return sweep_record.submitted_ns / 1e9, JobEntry(
+            run_dir, sweep=sweep_record, members=members
+        )
     job = _loaded(record.load, run_dir, file=run_dir.job)
     # os.path: a folder that this user may not read is not listed
     if (
@@ -168,7 +170,7 @@ def _entry(path: Path) -> tuple[float, Entry] | None:
         and not any(path.glob("plan.attempt-*.json"))
     ):
         return None
-    return _begun(run_dir, job), Entry(run_dir, job)
+    return _begun(run_dir, job), JobEntry(run_dir, job)
 
 
 def _loaded(
@@ -195,13 +197,13 @@ def _begun(run_dir: RunDir, job: JobRecord | None) -> float:
         return 0.0
 
 
-def render(rows: Sequence[Row]) -> str:
+def render(rows: Sequence[RunRow]) -> str:
     """Return the table."""
     cells = [tuple(map(printable, _cells(row))) for row in rows]
     return "\n".join(aligned(_COLUMNS, cells, right=_RIGHT))
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: RunRow) -> tuple[str, ...]:
     return (
         row.run,
         row.job or "-",

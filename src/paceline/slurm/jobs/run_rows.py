@@ -36,7 +36,7 @@ _LOSSES = ("loss", "train/loss", "train_loss", "loss/train", "train/loss_step", 
 
 
 @dataclass(frozen=True)
-class Row:
+class RunRow:
     """One run, as a row of the table."""
 
     run: str  # name of the run folder
@@ -65,7 +65,7 @@ def row(
     states: job_states.States,
     *,
     table: Table | None = None,
-) -> Row:
+) -> RunRow:
     """Return the row of a run.
 
     Args:
@@ -86,7 +86,7 @@ def row(
     step = max((count for count in steps if count is not None), default=None)
     is_alive = state == RUNNING or (slurm is not None and not slurm.ended)
     has_cause = not is_alive and state != SUCCEEDED  # findings of a run that continues are old
-    return Row(
+    return RunRow(
         run=run_dir.root.name,
         folder=str(run_dir.root),
         job=job.job_id if job else "",

@@ -39,11 +39,11 @@ from paceline.slurm import (
     sbatch,
     stop_signal,
 )
-from paceline.slurm.batch import Place
+from paceline.slurm.batch import JobPlace
 from paceline.slurm.cluster import Cluster, query_cluster
 from paceline.slurm.profile import Profile
 from paceline.slurm.record import JobRecord
-from paceline.slurm.request import Request
+from paceline.slurm.request import SubmitRequest
 from paceline.text import terminal
 from paceline.text.quoting import CONTROL, word
 
@@ -57,7 +57,7 @@ class Queued:
     """What was queued."""
 
     job: JobRecord  # record of the job; of a sweep, what the records of its elements have in common
-    place: Place  # where its run folder, script and output are
+    place: JobPlace  # where its run folder, script and output are
 
 
 def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> int:
@@ -99,7 +99,7 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
     return EXIT_OK
 
 
-def parse(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> Request:
+def parse(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> SubmitRequest:
     """Return the request of a command line: its options, those of its profile, and its sweep.
 
     Raises:
@@ -111,7 +111,7 @@ def parse(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> R
     return _with_sweep(request.parse(name, arguments, typed=typed, profile=site), typed)
 
 
-def _printed(requested: Request) -> str:
+def _printed(requested: SubmitRequest) -> str:
     """Return the job script of ``--dry-run``: Slurm is asked only for what the script needs."""
     place = replace(_place(requested), printed=True)
     if limits.lacks_cpus(requested):
@@ -119,7 +119,7 @@ def _printed(requested: Request) -> str:
     return batch.render(requested, place)
 
 
-def queue(requested: Request, *, fill: Fill | None = None) -> Queued:
+def queue(requested: SubmitRequest, *, fill: Fill | None = None) -> Queued:
     """Check a request against the cluster, create its run folder, and call sbatch.
 
     Args:
@@ -148,7 +148,7 @@ def queue(requested: Request, *, fill: Fill | None = None) -> Queued:
     return Queued(job, place)
 
 
-def _with_sweep(requested: Request, typed: Mapping[str, Any]) -> Request:
+def _with_sweep(requested: SubmitRequest, typed: Mapping[str, Any]) -> SubmitRequest:
     if not any(name in typed for name in ("array", "sweep", "param")):
         return requested
     from paceline.slurm.sweep import sweep_submit
@@ -184,7 +184,7 @@ def _print(text: str) -> None:
     sys.stdout.buffer.flush()
 
 
-def _require_script(requested: Request) -> str:
+def _require_script(requested: SubmitRequest) -> str:
     """Check that the script exists before the job is queued; return its text, empty if unknown."""
     options, site = requested.options, requested.profile
     by_name = options.module or (options.no_python and "/" not in options.script)
@@ -198,7 +198,7 @@ def _require_script(requested: Request) -> str:
         raise type(error)(replace(error.finding, fix=fix)) from None
 
 
-def _with_signal(requested: Request, text: str) -> Request:
+def _with_signal(requested: SubmitRequest, text: str) -> SubmitRequest:
     """Choose the signal at which the script saves, and warn if it is known to save at none."""
     reaction = stop_signal.look(text, script=requested.script)
     if reaction.finding is not None and requested.requeue:
@@ -206,7 +206,7 @@ def _with_signal(requested: Request, text: str) -> Request:
     return requested.saving_at(reaction.signal)
 
 
-def _place(requested: Request) -> Place:
+def _place(requested: SubmitRequest) -> JobPlace:
     folder = os.getcwd()
     now_s = time.time()
     runs = requested.profile.runs or str(RUNS)
@@ -218,7 +218,7 @@ def _place(requested: Request) -> Place:
     run = RunDir(Path(os.path.abspath(run_dir)))
     _require_nameable(folder, "the current folder", "cd to a folder without them")
     _require_nameable(str(run.root), "the run folder", "--run-dir FOLDER", also="\\")
-    return Place(
+    return JobPlace(
         folder=folder,
         run_dir=str(run.root),
         script=str(run.job_script),
@@ -252,7 +252,7 @@ def _require_sbatch() -> None:
         raise SetupError(sbatch.refusal(result, known_options=tuple))
 
 
-def _with_shell_defaults(requested: Request) -> Request:
+def _with_shell_defaults(requested: SubmitRequest) -> SubmitRequest:
     """Return a request with the account and partition of sbatch's environment variables."""
     return replace(
         requested,
@@ -261,14 +261,14 @@ def _with_shell_defaults(requested: Request) -> Request:
     )
 
 
-def _ask_cluster(requested: Request) -> Cluster:
+def _ask_cluster(requested: SubmitRequest) -> Cluster:
     """Return the partitions and accounts of the cluster, as far as Slurm answers."""
     if any(name in ("clusters", "cluster-constraint") for name, _ in requested.sbatch):
         return Cluster()  # the job goes to another cluster than the one that answers here
     return query_cluster(account=bool(_with_shell_defaults(requested).account))
 
 
-def _with_cpus(requested: Request, cluster: Cluster) -> Request:
+def _with_cpus(requested: SubmitRequest, cluster: Cluster) -> SubmitRequest:
     """Return a request for the CPUs that belong to its GPUs.
 
     Slurm may refuse them although the node has them: some cores may be reserved.
@@ -283,7 +283,7 @@ def _with_cpus(requested: Request, cluster: Cluster) -> Request:
     return complete
 
 
-def _require_possible(requested: Request, cluster: Cluster) -> None:
+def _require_possible(requested: SubmitRequest, cluster: Cluster) -> None:
     """Refuse a request that exceeds the limits that Slurm reports."""
     effective = _with_shell_defaults(requested)
     findings = limits.judge(effective, cluster)
@@ -304,7 +304,7 @@ def _require_possible(requested: Request, cluster: Cluster) -> None:
         raise UsageError(fatal)
 
 
-def _submit(requested: Request, place: Place, text: str, fill: Fill | None) -> JobRecord:
+def _submit(requested: SubmitRequest, place: JobPlace, text: str, fill: Fill | None) -> JobRecord:
     run = RunDir(Path(place.run_dir))
     previous = record.read(run)
     _require_ended(previous, place)
@@ -356,7 +356,7 @@ def _submission_failure(
     return finding
 
 
-def _warn_of_early_signal(requested: Request) -> None:
+def _warn_of_early_signal(requested: SubmitRequest) -> None:
     """Warn that a job may get the stop signal at its start: Slurm sends it up to a minute early."""
     if requested.time_s and requested.time_s - requested.signal_s < _MIN_RUN_S:
         finding = Finding(
@@ -374,7 +374,7 @@ def _warn_of_early_signal(requested: Request) -> None:
         terminal.show(finding.render(), sys.stderr)
 
 
-def _require_ended(previous: JobRecord | None, place: Place) -> None:
+def _require_ended(previous: JobRecord | None, place: JobPlace) -> None:
     """Refuse a run folder whose job has not ended: two jobs would write the same checkpoints."""
     if previous is None:
         return
@@ -395,13 +395,13 @@ def _require_ended(previous: JobRecord | None, place: Place) -> None:
         )
 
 
-def _environ(requested: Request) -> dict[str, str]:
+def _environ(requested: SubmitRequest) -> dict[str, str]:
     """Return the environment of sbatch and the job."""
     names = {"job-name", "requeue", *(name for name, _ in requested.directives())}
     return sbatch.environ(names)
 
 
-def _report(job: JobRecord, place: Place, *, as_json: bool) -> None:
+def _report(job: JobRecord, place: JobPlace, *, as_json: bool) -> None:
     folder = os.path.relpath(place.run_dir)
     if folder.startswith(".."):
         folder = place.run_dir

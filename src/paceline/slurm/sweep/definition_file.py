@@ -40,10 +40,10 @@ def read(text: str, *, path: str) -> SweepFile:
     Raises:
         UsageError: The file is not TOML, or a key is unknown, or a value has the wrong type.
     """
-    return _Reader(text, path).read()
+    return _DefinitionReader(text, path).read()
 
 
-class _Reader:
+class _DefinitionReader:
     """Parses one file; errors name the line."""
 
     def __init__(self, text: str, path: str) -> None:

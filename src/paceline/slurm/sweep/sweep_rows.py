@@ -21,7 +21,7 @@ from paceline.rundir.sweeps import SweepRecord
 from paceline.slurm import job_states
 from paceline.slurm.job_states import States
 from paceline.slurm.jobs import run_rows
-from paceline.slurm.jobs.run_rows import CANCELLED, PENDING, RUNNING, SUCCEEDED, Row
+from paceline.slurm.jobs.run_rows import CANCELLED, PENDING, RUNNING, SUCCEEDED, RunRow
 from paceline.slurm.record import JobRecord
 from paceline.slurm.sweep import sweep_folder
 from paceline.slurm.sweep.definition import array_text
@@ -41,7 +41,7 @@ class ElementRow:
 
     index: int  # its index in the array
     values: Mapping[str, str]  # values of the parameters
-    row: Row  # the row of its run
+    row: RunRow  # the row of its run
     job: JobRecord  # record of its job
     metrics: tuple[str, ...] = ()  # names of the metrics that it has logged
     metric: float | None = None  # last value of the metric that was asked for, None if it has none
@@ -102,10 +102,10 @@ def element_row(member: Member, states: States, *, metric: str = "") -> ElementR
     )
 
 
-def total(run_dir: RunDir, sweep_record: SweepRecord, elements: Sequence[ElementRow]) -> Row:
+def total(run_dir: RunDir, sweep_record: SweepRecord, elements: Sequence[ElementRow]) -> RunRow:
     """Return the row of a whole sweep; its loss is the lowest of its elements."""
     losses = [element.row.loss for element in elements if _is_finite(element.row.loss)]
-    return Row(
+    return RunRow(
         run=run_dir.root.name,
         folder=str(run_dir.root),
         job=sweep_record.jobs[-1] if sweep_record.jobs else "",

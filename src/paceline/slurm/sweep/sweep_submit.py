@@ -27,9 +27,9 @@ from paceline.rundir import ownership, sweeps
 from paceline.rundir.files import SECRET_MODE, RunDir, write_whole
 from paceline.rundir.sweeps import SweepRecord
 from paceline.slurm import option_rules, profile_files, request, sbatch
-from paceline.slurm.batch import Place
+from paceline.slurm.batch import JobPlace
 from paceline.slurm.record import JobRecord
-from paceline.slurm.request import Request
+from paceline.slurm.request import SubmitRequest
 from paceline.slurm.sweep import definition, definition_file, sweep_folder, sweep_rows
 from paceline.slurm.sweep.definition import Element, Sweep
 from paceline.text import terminal
@@ -80,8 +80,8 @@ def _read_file(name: str) -> definition_file.SweepFile:
 
 
 def submit(
-    requested: Request,
-    place: Place,
+    requested: SubmitRequest,
+    place: JobPlace,
     text: str,
     *,
     environ: Mapping[str, str],

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from paceline.train import runtime
 from paceline.train.checkpoint import findings
-from paceline.train.checkpoint.findings import Failure
+from paceline.train.checkpoint.findings import CheckpointFailure
 from paceline.world import World
 
 T = TypeVar("T")
@@ -83,12 +83,14 @@ class RankExchange:
         if offers is not None:
             answered = self._attempt(lambda: on_main(self._raise_failures(offers)))
             size = self._world.world_size
-            answers = [answered] * size if isinstance(answered, Failure) else list(answered)
+            answers = (
+                [answered] * size if isinstance(answered, CheckpointFailure) else list(answered)
+            )
         answer: list[Any] = [None]
         dist.scatter_object_list(answer, answers, src=0, group=self._group)
         return cast(R, self._raise_failures(answer)[0])
 
-    def _attempt(self, work: Callable[[], T]) -> T | Failure:
+    def _attempt(self, work: Callable[[], T]) -> T | CheckpointFailure:
         try:
             return work()
         except Exception as error:  # any exception must reach the other ranks
@@ -97,9 +99,11 @@ class RankExchange:
             self._cause = error
             return findings.of_exception(error, where=self.where)
 
-    def _raise_failures(self, answers: Sequence[T | Failure]) -> list[T]:
+    def _raise_failures(self, answers: Sequence[T | CheckpointFailure]) -> list[T]:
         failures = {
-            rank: answer for rank, answer in enumerate(answers) if isinstance(answer, Failure)
+            rank: answer
+            for rank, answer in enumerate(answers)
+            if isinstance(answer, CheckpointFailure)
         }
         if failures:
             cause, self._cause = self._cause, None

@@ -17,7 +17,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True)
-class Failure:
+class CheckpointFailure:
     """A rank's failure, as sent to the other ranks; its exception may not be picklable."""
 
     kind: type[PacelineError]  # class of the exception to raise
@@ -28,7 +28,7 @@ class Failure:
         return self.kind(self.finding)
 
 
-def merge(failures: Mapping[int, Failure]) -> Failure:
+def merge(failures: Mapping[int, CheckpointFailure]) -> CheckpointFailure:
     """Return the failure of the lowest failed rank, with the other failed ranks as evidence."""
     first = min(failures)
     others = [str(rank) for rank in sorted(failures) if rank != first]
@@ -36,13 +36,15 @@ def merge(failures: Mapping[int, Failure]) -> Failure:
         return failures[first]
     finding = failures[first].finding
     line = f"the same or worse on rank{'s' if len(others) > 1 else ''} {', '.join(others)}"
-    return Failure(failures[first].kind, replace(finding, evidence=(*finding.evidence, line)))
+    return CheckpointFailure(
+        failures[first].kind, replace(finding, evidence=(*finding.evidence, line))
+    )
 
 
-def of_exception(error: BaseException, *, where: str) -> Failure:
+def of_exception(error: BaseException, *, where: str) -> CheckpointFailure:
     """Return the failure to send to the other ranks for any exception."""
     told = error if isinstance(error, PacelineError) else _unexpected(error, where=where)
-    return Failure(type(told), told.finding)
+    return CheckpointFailure(type(told), told.finding)
 
 
 def _unexpected(error: BaseException, *, where: str) -> RunError:

@@ -97,7 +97,7 @@ def load_models(models: Sequence[nn.Module], state: Mapping[str, Any]) -> None:
             raise _not_accepted(model, lost)
 
 
-class Saved(Protocol):
+class SavedDescription(Protocol):
     """The description of a checkpoint that is used here."""
 
     @property
@@ -167,7 +167,7 @@ def _own_of(state: Mapping[str, Any], unpickle: Callable[[torch.Tensor], Any]) -
 
 def load(
     source: Source,  # loads checkpoints
-    saved: Saved,
+    saved: SavedDescription,
     models: Sequence[nn.Module],
     optimizers: Sequence[Optimizer],
     own: int | None = None,  # the rank whose own entries are loaded; this rank if None

@@ -72,7 +72,7 @@ def read(
     ``trust`` is as for ``unpickling.load``.
     """
     fresh: dict[str, Any] = {name: _empty(saved.tensors.get(name)) for name in others}
-    planner = _Planner({**into, **fresh}, device, trust=trust, where=str(saved.path))
+    planner = _ReadPlanner({**into, **fresh}, device, trust=trust, where=str(saved.path))
     reader = unpickling.IndexReader(saved.path)
     metadata: Metadata = reader.read_metadata()
     reader.set_up_storage_reader(metadata, is_coordinator=False)
@@ -82,7 +82,7 @@ def read(
     return {name: planner.state_dict[name] for name in others}
 
 
-class _Planner(DefaultLoadPlanner):
+class _ReadPlanner(DefaultLoadPlanner):
     """Reads a flat state; loaded objects replace the placeholders under their names."""
 
     def __init__(

@@ -155,7 +155,7 @@ class Draft:
     """A rank's contribution to a checkpoint."""
 
     names: tuple[str, ...]  # name, type and shape of the entries that must be the same on all ranks
-    planner: _Planner  # holds the rank's share, and the memory to write it from
+    planner: _WritePlanner  # holds the rank's share, and the memory to write it from
     plan: SavePlan  # the rank's share, as DCP's plan
     ready: Callable[[], None]  # must be called before that memory is read
 
@@ -184,7 +184,7 @@ class _Order:
     plan: SavePlan
 
 
-class _Planner(DefaultSavePlanner):
+class _WritePlanner(DefaultSavePlanner):
     """Plans with the tensors themselves and writes from their copies, which are not sharded."""
 
     def __init__(self, copies: Mapping[str, Any]) -> None:
@@ -212,7 +212,7 @@ def draft(state: Mapping[str, Any], *, rank: int, world_size: int, where: str, c
     objects = {
         name: _pickle(name, value, where) for name, value in share.items() if name not in tensors
     }
-    planner = _Planner({**copies, **objects})
+    planner = _WritePlanner({**copies, **objects})
     planner.set_up_planner({**share, **objects}, is_coordinator=rank == 0)
     plan = planner.create_local_plan()
     planner.state_dict = {}  # release the live tensors before the writing

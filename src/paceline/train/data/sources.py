@@ -179,7 +179,7 @@ class MapBatches(BatchSource):
     ) -> None:
         super().__init__(dataset, context, divided, **common)
         self._draws = SamplerOrder(divided.sampler, context.seed)
-        self._requests = _Requests()
+        self._requests = _SourceRequests()
         self._arrays = self._array_reader()
         self._settings = settings
         self._open()
@@ -277,7 +277,7 @@ class MapBatches(BatchSource):
         return StoredOrder([index for batch in drawn for index in batch]), GivenBatches(rest)
 
 
-class _Requests:
+class _SourceRequests:
     """The batch sampler passed to torch: yields epoch and this rank's indices of each batch."""
 
     def __init__(self) -> None:

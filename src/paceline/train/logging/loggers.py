@@ -26,7 +26,7 @@ _MAKERS: dict[str, Callable[[RunDir], Logger]] = {
 NAMES = tuple(_MAKERS)
 
 
-class Kind(Enum):
+class LoggerKind(Enum):
     """What a value that is logged is."""
 
     NUMBER = "number"
@@ -85,9 +85,9 @@ class Loggers:
             return
         numbers: dict[str, float] = {}
         for name, value in values.items():
-            if kinds[name] is Kind.TEXT:
+            if kinds[name] is LoggerKind.TEXT:
                 self._pass_on("log_text", name, value, step)
-            elif kinds[name] is Kind.IMAGE:
+            elif kinds[name] is LoggerKind.IMAGE:
                 self._pass_on("log_image", name, _as_array(value), step)
             else:
                 numbers[name] = _number(value)
@@ -157,19 +157,19 @@ def _as_array(image: Any) -> Any:
     return pixels.to(torch.uint8).contiguous().numpy()
 
 
-def _kind(name: str, value: Any) -> Kind:
+def _kind(name: str, value: Any) -> LoggerKind:
     """Return what a value is, without a look at its memory.
 
     Raises UsageError if it is neither a number, a text nor an image.
     """
     if isinstance(value, str):
-        return Kind.TEXT
+        return LoggerKind.TEXT
     if _is_image(value):
-        return Kind.IMAGE
+        return LoggerKind.IMAGE
     shape = getattr(value, "shape", ())
     has_one = math.prod(shape) == 1
     if has_one and (hasattr(value, "__float__") or hasattr(value, "__index__")):
-        return Kind.NUMBER
+        return LoggerKind.NUMBER
     kind = f"of type {type(value).__name__}" if has_one else f"of shape {list(shape)}"
     fix = f'session.log({{"{name}": value.mean()}}), or an image of 1, 3 or 4 channels'
     if has_one:

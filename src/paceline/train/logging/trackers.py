@@ -23,7 +23,7 @@ from paceline.train.logging.csv_file import STEP
 from paceline.train.logging.logger import require
 
 
-class Identity:
+class TrackerIdentity:
     """The names of the training run in trackers, kept in its run folder."""
 
     def __init__(
@@ -74,12 +74,12 @@ class WandbLogger:
         require("wandb", "WandbLogger")
         self._project, self._options = project, options
         self._folder: Path | None = None
-        self._identity = Identity()
+        self._identity = TrackerIdentity()
         self._run: Any = None
 
     def bind(self, run_dir: RunDir) -> None:
         """Take the run's identity from its folder."""
-        self._identity, self._folder = Identity(run_dir), run_dir.root
+        self._identity, self._folder = TrackerIdentity(run_dir), run_dir.root
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Log numbers against ``step``."""
@@ -144,14 +144,14 @@ class MLflowLogger:
     def __init__(self, experiment: str | None = None, tracking_uri: str | None = None) -> None:
         require("mlflow", "MLflowLogger")
         self._experiment, self._uri = experiment, tracking_uri
-        self._identity = Identity()
+        self._identity = TrackerIdentity()
         self._keys: dict[str, str] = {}
         self._client: Any = None
         self._id = ""
 
     def bind(self, run_dir: RunDir) -> None:
         """Take the run's identity from its folder."""
-        self._identity = Identity(run_dir)
+        self._identity = TrackerIdentity(run_dir)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Log numbers at ``step``."""
@@ -230,13 +230,13 @@ class TrackioLogger:
     def __init__(self, project: str | None = None, **options: Any) -> None:
         require("trackio", "TrackioLogger")
         self._project, self._options = project, options
-        self._identity = Identity()
+        self._identity = TrackerIdentity()
         self._hyperparameters: dict[str, Any] = {}
         self._run: Any = None
 
     def bind(self, run_dir: RunDir) -> None:
         """Take the run's identity from its folder."""
-        self._identity = Identity(run_dir)
+        self._identity = TrackerIdentity(run_dir)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Log numbers at ``step``."""

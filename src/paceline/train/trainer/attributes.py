@@ -19,7 +19,7 @@ from paceline.train.session import Session
 from paceline.train.trainer import meters
 from paceline.train.trainer.combining import length_of
 from paceline.train.trainer.optimizers import Schedule
-from paceline.train.trainer.options import Plan, num_batches
+from paceline.train.trainer.options import TrainingPlan, num_batches
 from paceline.train.trainer.progress import Progress
 from paceline.train.trainer.start import local_world_size
 from paceline.train.trainer.state import TrainerState
@@ -54,7 +54,7 @@ class Attributes:
         profiler: The argument.
     """
 
-    def __init__(self, plan: Plan, session: Session, callbacks: list[Any]) -> None:
+    def __init__(self, plan: TrainingPlan, session: Session, callbacks: list[Any]) -> None:
         self._plan, self.session, self.callbacks = plan, session, callbacks
         self.state = TrainerState()
         self._progress = Progress()

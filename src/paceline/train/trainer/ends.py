@@ -15,7 +15,7 @@ from typing import NamedTuple
 from paceline.errors import Finding, Notice
 
 
-class End(NamedTuple):
+class LoggedNumber(NamedTuple):
     """The number that a rank has logged."""
 
     value: float  # the number
@@ -25,10 +25,10 @@ class End(NamedTuple):
     is_tensor: bool = False
 
 
-NO_END = End(math.nan, 0, False)  # of a rank that had no rows, and so logged nothing
+NO_END = LoggedNumber(math.nan, 0, False)  # of a rank that had no rows, and so logged nothing
 
 
-def mean_of_ends(ends: Sequence[End]) -> float:
+def mean_of_ends(ends: Sequence[LoggedNumber]) -> float:
     """Return the mean over all rows; if no rank had rows, the mean over ranks."""
     counted = _counted(ends)
     if not differ(ends):
@@ -36,12 +36,12 @@ def mean_of_ends(ends: Sequence[End]) -> float:
     return math.fsum(end.value * end.rows for end in counted) / sum(end.rows for end in counted)
 
 
-def differ(ends: Sequence[End]) -> bool:
+def differ(ends: Sequence[LoggedNumber]) -> bool:
     """Return whether ranks that had rows have logged different numbers."""
     return len({repr(end.value) for end in _counted(ends)}) > 1  # NaN equals NaN in repr
 
 
-def remarks(of_names: Mapping[str, Sequence[End]]) -> Iterator[Finding | Notice]:
+def remarks(of_names: Mapping[str, Sequence[LoggedNumber]]) -> Iterator[Finding | Notice]:
     """Yield findings and notices about numbers that may differ from a single rank's."""
     means = {}
     for name, ends in of_names.items():
@@ -60,7 +60,7 @@ def remarks(of_names: Mapping[str, Sequence[End]]) -> Iterator[Finding | Notice]
         yield _weighted(means)
 
 
-def _may_be_parts(ends: Sequence[End]) -> bool:
+def _may_be_parts(ends: Sequence[LoggedNumber]) -> bool:
     """Return whether equal numbers may be parts of a count: ranks may have equal ones by chance."""
     counts = [end for end in ends if end.is_whole and end.is_tensor]
     return len(ends) > 1 and len(counts) == len(ends) and all(end.value for end in counts)
@@ -108,6 +108,6 @@ def _weighted(means: Mapping[str, str]) -> Notice:
     )
 
 
-def _counted(ends: Sequence[End]) -> list[End]:
+def _counted(ends: Sequence[LoggedNumber]) -> list[LoggedNumber]:
     """Return the numbers of ranks with rows; if no rank had any, all numbers with equal weight."""
     return [end for end in ends if end.rows] or [end._replace(rows=1) for end in ends]

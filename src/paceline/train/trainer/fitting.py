@@ -13,7 +13,7 @@ from paceline.train.trainer.fit_loaders import FitLoaders
 from paceline.train.trainer.metrics import Metrics, Values
 from paceline.train.trainer.optimizers import Schedule, never_logged
 from paceline.train.trainer.optimizing import ManualOptimization, Optimization
-from paceline.train.trainer.options import Plan, no_batches, num_batches
+from paceline.train.trainer.options import TrainingPlan, no_batches, num_batches
 from paceline.train.trainer.profiling import NoProfiler
 from paceline.train.trainer.saving import Saving
 
@@ -66,7 +66,7 @@ class Fit:
     def __init__(
         self,
         evaluation: Evaluation,  # validates the task; also holds the trainer, task and display
-        plan: Plan,
+        plan: TrainingPlan,
         *,
         loaders: FitLoaders,  # to train on, and to validate with
         schedules: Sequence[Schedule],

@@ -18,7 +18,7 @@ _OF_UPDATES = ("_update_count", "_computed", "_forward_cache")  # beside a metri
 _MEANS_OVER_ROWS = ("MeanMetric", "MeanSquaredError", "MeanAbsoluteError")
 
 
-class Place(NamedTuple):
+class MeterPlace(NamedTuple):
     """Location of an object in a task, the same on all ranks."""
 
     path: str  # name of the module or attribute
@@ -26,15 +26,15 @@ class Place(NamedTuple):
     states: dict[str, dict[str, torch.Tensor]]
 
 
-def place_of(meter: Any, parts: Iterable[tuple[str, Any]]) -> Place | None:
+def place_of(meter: Any, parts: Iterable[tuple[str, Any]]) -> MeterPlace | None:
     """Return the location of an object; None if it is not among the ``parts`` of its task."""
     path = next((path for path, part in parts if part is meter), None)
     if path is None:
         return None
-    return Place(path, {name: _pieces(module) for name, module in _modules(meter)})
+    return MeterPlace(path, {name: _pieces(module) for name, module in _modules(meter)})
 
 
-def found_at(place: Place, parts: Iterable[tuple[str, Any]]) -> Any:
+def found_at(place: MeterPlace, parts: Iterable[tuple[str, Any]]) -> Any:
     """Return the object at a location, ready to compute without any rows.
 
     torchmetrics gathers an empty list as one of floats, regardless of the other ranks' type, so the

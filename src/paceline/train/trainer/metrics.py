@@ -16,9 +16,9 @@ import torch
 
 from paceline.errors import UsageError, option_invalid
 from paceline.train.session import Session
-from paceline.train.trainer.ends import NO_END, End, mean_of_ends
+from paceline.train.trainer.ends import NO_END, LoggedNumber, mean_of_ends
 from paceline.train.trainer.gathering import gathered
-from paceline.train.trainer.meters import Place, found_at, place_of
+from paceline.train.trainer.meters import MeterPlace, found_at, place_of
 
 EXTREMES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"max": torch.max, "min": torch.min}
 REDUCTIONS = ("mean", "sum", *EXTREMES)
@@ -84,7 +84,7 @@ class Values(NamedTuple):
     for_loggers: dict[str, float]  # one value for each name, except names that loggers do not get
 
 
-class Entry:
+class MetricEntry:
     """A logged name, its options, and its numbers."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Entry:
         self.is_end = is_end
         self.last: tuple[Any, int] | None = None
         self.sum = Sum(fx)
-        self.end: End | None = None
+        self.end: LoggedNumber | None = None
         self.meter: Any = None  # an object that computes its own value, as in torchmetrics
 
     def add(self, value: Any, rows: int) -> None:
@@ -134,7 +134,7 @@ class Entry:
         self.is_end = True
         is_tensor = isinstance(value, torch.Tensor)
         is_whole = not value.is_floating_point() if is_tensor else isinstance(value, int)
-        self.end = End(float(value), rows, is_whole, is_tensor)
+        self.end = LoggedNumber(float(value), rows, is_whole, is_tensor)
 
 
 class Metrics:
@@ -142,10 +142,10 @@ class Metrics:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.entries: dict[str, Entry] = {}  # logged names with their numbers
+        self.entries: dict[str, MetricEntry] = {}  # logged names with their numbers
         self.has_rows = True  # whether this rank had any rows
         # numbers that the ranks logged after the last batch, by name
-        self.ends: dict[str, list[End]] = {}
+        self.ends: dict[str, list[LoggedNumber]] = {}
 
     def of_step(self) -> Values:
         """Return the values, over all ranks, of ``on_step`` numbers since the last call."""
@@ -184,7 +184,7 @@ class Metrics:
 
     def names(
         self, parts: Sequence[tuple[str, Any]]
-    ) -> dict[str, tuple[dict[str, Any], Place | None]]:
+    ) -> dict[str, tuple[dict[str, Any], MeterPlace | None]]:
         """Return each name's options and the location of its object, if it has one that computes.
 
         An object that is not among the task's parts cannot be located on another rank, and is left
@@ -199,12 +199,12 @@ class Metrics:
 
     def take_names(
         self,
-        names: Mapping[str, tuple[dict[str, Any], Place | None]],
+        names: Mapping[str, tuple[dict[str, Any], MeterPlace | None]],
         parts: Sequence[tuple[str, Any]],
     ) -> None:
         """Record the names of another rank's ``names`` here too, over no rows."""
         for name, (how, place) in names.items():
-            entry = self.entries.setdefault(name, Entry(**how))
+            entry = self.entries.setdefault(name, MetricEntry(**how))
             if place is not None:
                 entry.meter = found_at(place, parts)
 
@@ -220,7 +220,7 @@ class Metrics:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from sums over all ranks; rank 0 holds them from now on."""
         for name, (how, total, rows) in state.items():
-            entry = self.entries[name] = Entry(**_of_older(how))
+            entry = self.entries[name] = MetricEntry(**_of_older(how))
             if self._session.is_main:
                 entry.sum.begin(total, rows)
 
@@ -268,7 +268,7 @@ class Metrics:
         table = gathered(self._session, ends).view(-1, *ends.shape)
         of_ranks = {
             name: [
-                End(value, int(rows), bool(whole), bool(tensor))
+                LoggedNumber(value, int(rows), bool(whole), bool(tensor))
                 for value, rows, whole, tensor in column
             ]
             for name, column in zip(names, table.transpose(0, 1).tolist(), strict=True)

@@ -14,7 +14,7 @@ from paceline.train.session import Session
 from paceline.train.trainer.hooks import Hooks, has_own
 from paceline.train.trainer.module import Module
 from paceline.train.trainer.optimizers import Schedule
-from paceline.train.trainer.options import Plan
+from paceline.train.trainer.options import TrainingPlan
 from paceline.train.trainer.work import Work
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Optimization:
     def __init__(
         self,
         trainer: Attributes,
-        plan: Plan,
+        plan: TrainingPlan,
         work: Work,
         hooks: Hooks,
     ) -> None:

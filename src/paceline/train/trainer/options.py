@@ -159,7 +159,7 @@ def no_batches() -> UsageError:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The training arguments, under the names of the Trainer's arguments.
 
     Raises UsageError if a value is invalid or has no effect.

@@ -11,7 +11,7 @@ import torch
 from paceline.errors import UsageError, option_contradicted
 from paceline.text import terminal
 from paceline.train.trainer.ends import differ, remarks
-from paceline.train.trainer.metrics import REDUCTIONS, Entry, Metrics, number_of
+from paceline.train.trainer.metrics import REDUCTIONS, MetricEntry, Metrics, number_of
 from paceline.train.trainer.options import one_of
 from paceline.train.trainer.progress import Progress
 
@@ -85,7 +85,7 @@ class Recorder:
         else:
             self._add(entry, name, number_of(name, value), batch_size)
 
-    def _add(self, entry: Entry, name: str, number: Any, batch_size: int | None) -> None:
+    def _add(self, entry: MetricEntry, name: str, number: Any, batch_size: int | None) -> None:
         """Add a number to its entry, weighted with its rows."""
         rows = 1 if self._rows is None else self._rows
         if self._at_end and batch_size is None and entry.takes_ends:
@@ -107,7 +107,7 @@ class Recorder:
             terminal.say(remark.render())
 
 
-def _set_meter(name: str, entry: Entry, meter: Any) -> None:
+def _set_meter(name: str, entry: MetricEntry, meter: Any) -> None:
     if not entry.on_epoch:
         what = f"a {type(meter).__name__} has a value at the end of an epoch"
         raise _refusal(name, what, "on_epoch=True")
@@ -123,7 +123,7 @@ def _entry(
     prog_bar: bool,
     logger: bool,
     reduce_fx: Any,
-) -> Entry:
+) -> MetricEntry:
     on_step = in_step if on_step is None else on_step
     on_epoch = not in_step if on_epoch is None else on_epoch
     if not on_epoch and not (on_step and in_step):
@@ -134,7 +134,7 @@ def _entry(
             "on_epoch=True",
         )
     fx = one_of("reduce_fx", getattr(reduce_fx, "__name__", reduce_fx), REDUCTIONS)
-    return Entry(on_step=on_step, on_epoch=on_epoch, prog_bar=prog_bar, logger=logger, fx=fx)
+    return MetricEntry(on_step=on_step, on_epoch=on_epoch, prog_bar=prog_bar, logger=logger, fx=fx)
 
 
 def _refusal(name: str, what: str, fix: str) -> UsageError:

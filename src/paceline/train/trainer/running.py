@@ -27,7 +27,7 @@ from paceline.train.trainer.gathering import gathered
 from paceline.train.trainer.hooks import Hooks
 from paceline.train.trainer.optimizers import Schedule
 from paceline.train.trainer.optimizing import ManualOptimization
-from paceline.train.trainer.options import Plan
+from paceline.train.trainer.options import TrainingPlan
 from paceline.train.trainer.predicting import predict
 from paceline.train.trainer.profiling import NoProfiler
 from paceline.train.trainer.progress import Display
@@ -40,7 +40,7 @@ OF_METHODS = {"validate": ("val", "validation"), "test": ("test", "test")}
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """What a Trainer was made with, beside its Plan."""
 
     for_session: dict[str, Any]  # arguments of its Sessions
@@ -61,8 +61,8 @@ class Running(Attributes):
 
     def __init__(
         self,
-        plan: Plan,
-        settings: Settings,
+        plan: TrainingPlan,
+        settings: RunSettings,
         *,
         session: Session,
         callbacks: list[Any],

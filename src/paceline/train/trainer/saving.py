@@ -18,7 +18,7 @@ from paceline.train.trainer.callback import Callback
 from paceline.train.trainer.hooks import has_own
 from paceline.train.trainer.loading import DATA_HPARAMS, HPARAMS, STATE
 from paceline.train.trainer.module import DataModule, Module
-from paceline.train.trainer.options import Plan
+from paceline.train.trainer.options import TrainingPlan
 
 if TYPE_CHECKING:
     from paceline.train.trainer.attributes import Attributes
@@ -33,7 +33,7 @@ class Saving:
     def __init__(
         self,
         trainer: Attributes,
-        plan: Plan,
+        plan: TrainingPlan,
         *,
         task: Any,
         owners: Sequence[Any],

@@ -28,7 +28,7 @@ from paceline.train.trainer.arguments import (
 from paceline.train.trainer.callback import Callback
 from paceline.train.trainer.callbacks import ModelSummary, Timer
 from paceline.train.trainer.checks import check_callbacks, check_task
-from paceline.train.trainer.running import Running, Settings
+from paceline.train.trainer.running import Running, RunSettings
 from paceline.train.trainer.start import check_device, check_world, start_ranks
 
 
@@ -167,7 +167,9 @@ class Trainer(Running):
         arguments = dict(locals())
         options.refuse_unknown(unknown, set(inspect.signature(Trainer).parameters) - {"unknown"})
         values = normalized(arguments)
-        plan = options.Plan(**{field.name: values[field.name] for field in fields(options.Plan)})
+        plan = options.TrainingPlan(
+            **{field.name: values[field.name] for field in fields(options.TrainingPlan)}
+        )
         callback_list = _callbacks(values)
         loggers = logger_kinds.read(values["logger"])
         device_type, num_ranks = read_accelerator(accelerator), read_devices(devices)
@@ -186,7 +188,7 @@ class Trainer(Running):
         check_world(num_ranks, num_nodes, session)
         check_device(device_type, session)
         logger_kinds.join(loggers, session)
-        settings = Settings(
+        settings = RunSettings(
             for_session=for_session,
             per_rank=per_rank_batch_size,
             resume=resume,

@@ -11,7 +11,7 @@ import pytest
 from paceline.diagnose import doctor
 from paceline.diagnose.bundle import archive
 from paceline.diagnose.doctor.facts import Facts
-from paceline.diagnose.doctor.report import Report
+from paceline.diagnose.doctor.report import DoctorReport
 from paceline.errors import PacelineError
 from refusals import refusal
 
@@ -32,7 +32,7 @@ OTHERS = ("function.pkl", "arguments.pkl", ".env", "id_rsa", "notes.txt", "repor
 @pytest.fixture(autouse=True)
 def machine(monkeypatch, tmp_path):
     """A machine that is examined in a moment, and a folder for the archives."""
-    monkeypatch.setattr(doctor, "examine", lambda: Report([], Facts()))
+    monkeypatch.setattr(doctor, "examine", lambda: DoctorReport([], Facts()))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 

@@ -20,7 +20,7 @@ def machine(monkeypatch):
     asked = []
 
     def make(found, *, cuda="12.8", result=None):
-        told = gpus.Gpus(
+        told = gpus.NvmlData(
             Driver("570.133.20", "12.8"), found, (GpuPair(0, 1, "SYS"),) if len(found) > 1 else ()
         )
         monkeypatch.setattr(gpus, "gather_gpus", lambda: told)
@@ -34,7 +34,7 @@ def machine(monkeypatch):
 
 
 def test_what_a_copy_showed_stands_with_the_pair(machine):
-    asked = machine(TWO, result={(0, 1): peers.Trial("ok", 18.2)})
+    asked = machine(TWO, result={(0, 1): peers.PeerTrial("ok", 18.2)})
     facts = room.gather()
     assert asked == [["GPU-a", "GPU-b"]]
     assert (facts.pairs[0].trial, facts.pairs[0].gigabytes_per_s, facts.pairs[0].level) == (
@@ -58,7 +58,7 @@ def test_no_copy_is_tried_in_vain_or_beside_a_run(found, cuda, machine):
 def test_no_copy_is_tried_where_the_driver_offers_none(machine, monkeypatch):
     asked = machine(TWO)
     pair = GpuPair(0, 1, "PHB", p2p="chipset not supported")
-    monkeypatch.setattr(gpus, "gather_gpus", lambda: gpus.Gpus(Driver(), TWO, (pair,)))
+    monkeypatch.setattr(gpus, "gather_gpus", lambda: gpus.NvmlData(Driver(), TWO, (pair,)))
     assert (room.gather().pairs, asked) == ((pair,), [])
 
 

@@ -15,7 +15,7 @@ from paceline.diagnose.doctor.checks.judge import judge
 from paceline.diagnose.doctor.collectors import gather, gpus, host, network, peers
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu, GpuProcess
-from paceline.diagnose.doctor.report import Report
+from paceline.diagnose.doctor.report import DoctorReport
 from paceline.errors import Finding
 from recorded import environment
 
@@ -40,12 +40,12 @@ def test_this_machine_is_examined_quickly_and_without_harm():
 
 def test_the_exit_status_is_that_of_errors_alone():
     hint = Finding("persistence-off", "no", severity="hint")
-    assert Report([hint], Facts()).exit_status == 0
-    assert Report([hint, replace(hint, severity="error")], Facts()).exit_status == 1
+    assert DoctorReport([hint], Facts()).exit_status == 0
+    assert DoctorReport([hint, replace(hint, severity="error")], Facts()).exit_status == 1
 
 
 def test_facts_of_nothing_can_be_judged_and_printed():
-    report = Report(judge(Facts()), Facts())
+    report = DoctorReport(judge(Facts()), Facts())
     assert report.findings == []
     assert "No findings." in report.render()
 
@@ -387,7 +387,7 @@ def test_a_trial_that_hangs_is_killed_and_named(monkeypatch):
     begin = time.monotonic()
     found = peers.try_pairs(["a", "b"], limit_s=1.5, command=[sys.executable, "-S", "-c", program])
     assert time.monotonic() - begin < 10
-    assert found == {(0, 1): peers.Trial("hang")}
+    assert found == {(0, 1): peers.PeerTrial("hang")}
 
 
 def test_a_trial_ends_with_who_interrupts_it(monkeypatch, tmp_path):

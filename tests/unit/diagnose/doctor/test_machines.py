@@ -8,7 +8,7 @@ import pytest
 from paceline.diagnose.doctor.checks.judge import judge
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_network import Gid
-from paceline.diagnose.doctor.report import Report
+from paceline.diagnose.doctor.report import DoctorReport
 from unit.diagnose.doctor.machines import found, hosted, limited, machine, names, raw, with_pairs
 
 EXPECTED = {
@@ -61,7 +61,7 @@ def test_facts_travel_as_json(name):
 @pytest.mark.parametrize("name", EXPECTED)
 def test_every_machine_can_be_printed(name):
     facts = machine(name)
-    text = Report(judge(facts), facts).render()
+    text = DoctorReport(judge(facts), facts).render()
     assert facts.host.name in text
     assert text.splitlines()[-1].startswith("The doctor changes nothing")
     assert "None" not in text
@@ -261,7 +261,7 @@ def test_no_value_of_a_setting_breaks_the_judge(text):
     }
     for name in EXPECTED:
         facts = machine(name, settings, visible_devices=text)
-        Report(judge(facts), facts).render()
+        DoctorReport(judge(facts), facts).render()
     judge(replace(roce(settings), visible_devices=None))
 
 

@@ -8,7 +8,7 @@ import pytest
 from paceline import __version__
 from paceline.codes import CODES
 from paceline.diagnose.lint import lint
-from paceline.diagnose.lint.report import CheckedFile, Report
+from paceline.diagnose.lint.report import CheckedFile, LintReport
 from paceline.diagnose.lint.sarif import LEVELS, to_sarif, uri_of
 from paceline.errors import Finding
 
@@ -19,7 +19,7 @@ TABLE = Finding("input-unreadable", "t.csv is neither", where="t.csv", severity=
 
 
 def run_of(*files):
-    return to_sarif(Report(files), HERE)["runs"][0]
+    return to_sarif(LintReport(files), HERE)["runs"][0]
 
 
 def assert_code_scanning_takes(log):
@@ -56,7 +56,7 @@ def assert_code_scanning_takes(log):
 
 
 def test_a_report_without_findings_is_a_log():
-    log = to_sarif(Report((CheckedFile("train.py", ()),)), HERE)
+    log = to_sarif(LintReport((CheckedFile("train.py", ()),)), HERE)
     assert_code_scanning_takes(log)
     run = log["runs"][0]
     assert (run["results"], run["tool"]["driver"]["rules"]) == ([], [])
@@ -64,7 +64,7 @@ def test_a_report_without_findings_is_a_log():
 
 
 def test_a_finding_becomes_a_result_with_its_rule():
-    log = to_sarif(Report((CheckedFile("a b/job.sh", (PORT, TWICE)),)), HERE)
+    log = to_sarif(LintReport((CheckedFile("a b/job.sh", (PORT, TWICE)),)), HERE)
     assert_code_scanning_takes(log)
     first, second = log["runs"][0]["results"]
     assert (first["ruleId"], first["level"]) == ("JOB001", "error")

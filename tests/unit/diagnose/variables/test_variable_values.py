@@ -5,7 +5,7 @@ import random
 import pytest
 
 from paceline.diagnose.variables import judge_settings
-from paceline.diagnose.variables.lists import Choice, parse_choices
+from paceline.diagnose.variables.lists import ListChoice, parse_choices
 from paceline.diagnose.variables.setting import leading_number, number
 from paceline.diagnose.variables.table import known
 
@@ -280,11 +280,11 @@ def test_the_level_attn_is_new():
 @pytest.mark.parametrize(
     ("value", "choices"),
     [
-        ("Ring", [Choice("", False, ("ring",))]),
-        ("^Tree,NVLS", [Choice("", True, ("tree", "nvls"))]),
+        ("Ring", [ListChoice("", False, ("ring",))]),
+        ("^Tree,NVLS", [ListChoice("", True, ("tree", "nvls"))]),
         (
             "ring;allreduce:^tree",
-            [Choice("", False, ("ring",)), Choice("allreduce", True, ("tree",))],
+            [ListChoice("", False, ("ring",)), ListChoice("allreduce", True, ("tree",))],
         ),
         ("", []),
         (";", []),

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.launch.monitor.hang import judge_proven
 from paceline.launch.monitor.position import Frame, Position
-from paceline.launch.monitor.proof import Call, Proof, Stand, find
+from paceline.launch.monitor.proof import Call, HangProof, Stand, find
 
 BOTH = {"0": [0, 1]}
 
@@ -170,7 +170,7 @@ def test_sizes_that_differ_on_one_line_are_named():
         1: call("all_reduce", 5, elements=8),
         2: call("all_reduce", 5),
     }
-    finding = judge_proven([at(0), at(1), at(2)], Proof(frozenset(calls), calls))
+    finding = judge_proven([at(0), at(1), at(2)], HangProof(frozenset(calls), calls))
     assert finding.name == "collective-mismatch"
     assert (
         finding.what == "all_reduce #5 differs in size: 8 elements on rank 1, 4 elements on rank 0"
@@ -180,7 +180,7 @@ def test_sizes_that_differ_on_one_line_are_named():
 
 def test_two_operations_are_named_with_lines_and_batches():
     calls = {0: call("all_reduce", 5), 1: call("broadcast", 5)}
-    finding = judge_proven([at(0), at(1, name="broadcast")], Proof(frozenset(calls), calls))
+    finding = judge_proven([at(0), at(1, name="broadcast")], HangProof(frozenset(calls), calls))
     assert finding.name == "collective-mismatch"
     assert "rank 0: all_reduce #5, /home/me/train.py:41, after 6 batches" in finding.evidence
     assert (

@@ -11,7 +11,7 @@ from paceline import counters
 from paceline.launch.monitor import watch as watches
 from paceline.launch.monitor.position import Frame, Position
 from paceline.launch.monitor.stacks import Look
-from paceline.launch.monitor.watch import Verdict, Watch
+from paceline.launch.monitor.watch import Watch, WatchVerdict
 from paceline.text.plain_data import read_as
 
 BACK = Frame(
@@ -431,7 +431,7 @@ def test_what_the_head_makes_of_all_is_said_by_all(clock, monkeypatch):
     assert channels[0].remote.look == 1
     found = head.tick()
     assert found.name == "rank-stuck-in-code"
-    assert read_as(Verdict, ControlChannel.kept["verdict/1", 0]).finding == found
+    assert read_as(WatchVerdict, ControlChannel.kept["verdict/1", 0]).finding == found
 
 
 def test_a_script_of_collectives_alone_is_looked_at_ever_less_often(clock):

@@ -9,7 +9,7 @@ import pytest
 from paceline.diagnose.lint.job.launcher_options import ACCELERATE
 from paceline.errors import UsageError
 from paceline.launch.plan.accelerate import choice, config_file
-from paceline.launch.plan.accelerate.settings import Settings, settle
+from paceline.launch.plan.accelerate.settings import AccelerateSettings, settle
 from paceline.launch.plan.parsing import parse
 from paceline.launch.run.start import configure
 from refusals import refusal
@@ -273,7 +273,7 @@ def test_a_key_that_is_not_known_is_said():
 # ------------------------------------------------------------------------------------------- taken or not
 
 
-FOR_GPUS = Settings(
+FOR_GPUS = AccelerateSettings(
     {"ACCELERATE_MIXED_PRECISION": "bf16", "CUDA_VISIBLE_DEVICES": "1"},
     {},
     ("mixed precision bf16",),
@@ -295,11 +295,14 @@ def test_the_default_configuration_says_how_to_train_and_not_where():
 
 @pytest.mark.parametrize("value", ["no", "fp16"])
 def test_an_environment_that_says_how_to_train_is_left_alone(value):
-    assert by_default(FOR_GPUS, {"ACCELERATE_MIXED_PRECISION": value}) == choice.Choice()
+    assert by_default(FOR_GPUS, {"ACCELERATE_MIXED_PRECISION": value}) == choice.AccelerateChoice()
 
 
 def test_a_configuration_that_asks_for_nothing_is_not_mentioned():
-    assert by_default(Settings({"ACCELERATE_MIXED_PRECISION": "no"}, {})) == choice.Choice()
+    assert (
+        by_default(AccelerateSettings({"ACCELERATE_MIXED_PRECISION": "no"}, {}))
+        == choice.AccelerateChoice()
+    )
 
 
 @pytest.mark.parametrize(
@@ -331,7 +334,7 @@ def test_what_is_not_handed_on_is_a_warning(config, environ, reason):
     ],
 )
 def test_a_default_configuration_for_another_kind_of_machine_is_passed_over(config, num_gpus):
-    assert by_default(settle({}, config), num_gpus=num_gpus) == choice.Choice()
+    assert by_default(settle({}, config), num_gpus=num_gpus) == choice.AccelerateChoice()
 
 
 def test_a_configuration_that_is_named_wins_over_the_environment_and_says_so():

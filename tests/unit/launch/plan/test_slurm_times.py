@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.launch.plan.slurm_times import (
-    Limits,
+    SlurmLimits,
     parse_config,
     parse_job,
     parse_partition,
@@ -16,13 +16,13 @@ from paceline.launch.plan.slurm_times import (
 @pytest.mark.parametrize(
     ("limits", "expected"),
     [
-        (Limits(), (120, "")),
-        (Limits(kill_wait_s=30), (30, "Slurm's KillWait")),
-        (Limits(kill_wait_s=300), (120, "")),
-        (Limits(kill_wait_s=60, grace_s=20), (20, "GraceTime of the partition")),
-        (Limits(kill_wait_s=60, ends_s=1010), (10, "the time limit of the job")),
+        (SlurmLimits(), (120, "")),
+        (SlurmLimits(kill_wait_s=30), (30, "Slurm's KillWait")),
+        (SlurmLimits(kill_wait_s=300), (120, "")),
+        (SlurmLimits(kill_wait_s=60, grace_s=20), (20, "GraceTime of the partition")),
+        (SlurmLimits(kill_wait_s=60, ends_s=1010), (10, "the time limit of the job")),
         (
-            Limits(kill_wait_s=60, ends_s=999),
+            SlurmLimits(kill_wait_s=60, ends_s=999),
             (60, "Slurm's KillWait"),
         ),  # it is over, and KillWait counts from here
     ],

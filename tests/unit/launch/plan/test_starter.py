@@ -4,7 +4,7 @@ import pytest
 
 from paceline.errors import Finding, UsageError
 from paceline.launch.plan import mpi_start, parsing, plan
-from paceline.launch.plan.starter import Surroundings, choose_defaults
+from paceline.launch.plan.starter import StarterSurroundings, choose_defaults
 from paceline.launch.rendezvous import node_wait
 from recorded import environment
 
@@ -27,7 +27,7 @@ def defaults(environ, *, host="node-b", head_here=True, **requested):
         environ,
         requested=requested,
         program=["train.py", "--lr", "0.1"],
-        surroundings=Surroundings(
+        surroundings=StarterSurroundings(
             address_of=lambda name: f"address of {name}",
             require_head_here=(lambda address, source: None) if head_here else head_is_elsewhere,
             read_file=lambda path: NODE_FILE,

@@ -13,7 +13,7 @@ from paceline.errors import RunError
 from paceline.launch.channel import connection_probe, reachability
 from paceline.launch.preflight import bandwidth, comparison, consistency, facts, interfaces
 from paceline.launch.preflight.bandwidth import Speed
-from paceline.launch.preflight.facts import Facts
+from paceline.launch.preflight.facts import NodeFacts
 from paceline.launch.rendezvous.notes import Note, Notes
 from paceline.launch.rendezvous.presence import Arrived
 from paceline.launch.rendezvous.roll_call import Roll
@@ -32,7 +32,7 @@ LO = Interface("lo", ("127.0.0.1",), loopback=True)
 
 def node(rank, **likeness_):
     eth = Interface("eth0", (f"10.0.0.{rank + 1}",), mbit=10_000)
-    return Facts(
+    return NodeFacts(
         rank,
         f"host-{rank}",
         f"machine-{rank}",

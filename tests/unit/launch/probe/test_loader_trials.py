@@ -13,8 +13,8 @@ from paceline.launch.probe import loader_trials
 from paceline.launch.probe.loader_commands import (
     CACHED,
     CHANGED,
-    Command,
     CommandFiles,
+    LoaderCommand,
     LoaderFacts,
     LoaderSetting,
     read_failures,
@@ -55,7 +55,7 @@ class Rank:
 
     def order(self, source, setting=None):
         self.number += 1
-        command = Command(self.number, source, setting)
+        command = LoaderCommand(self.number, source, setting)
         new = self.files.folder / "new"
         new.write_text(json.dumps(command.to_json()))
         new.replace(self.files.command)

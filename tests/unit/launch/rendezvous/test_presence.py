@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from paceline.launch.rendezvous import presence
-from paceline.launch.rendezvous.presence import Arrived, Verdict, judge, judge_newcomer
+from paceline.launch.rendezvous.presence import Arrived, PresenceVerdict, judge, judge_newcomer
 from paceline.text.plain_data import read_as
 
 
@@ -15,7 +15,7 @@ def node(ticket, rank, nodes=(2, 2)):
 
 HEAD, HEAD_C10D = node(1, 0), node(1, None)
 TWO = [HEAD, node(2, 1)]
-RAN = Verdict(tuple(TWO))
+RAN = PresenceVerdict(tuple(TWO))
 SURE = frozenset({1, 2, 3, 4})
 
 
@@ -88,7 +88,7 @@ def test_a_node_that_was_interrupted_and_started_again_is_not_a_duplicate():
         (node(3, None, (3, 3)), RAN, HEAD_C10D, "world-size-mismatch", "a node on host-c"),
         (
             node(3, 2),
-            Verdict(finding=presence.same_rank_twice(*TWO)),
+            PresenceVerdict(finding=presence.same_rank_twice(*TWO)),
             HEAD,
             "late-node",
             "the run had ended: two nodes have node rank 0",
@@ -144,5 +144,5 @@ def test_the_line_while_waiting(head, words):
 
 
 def test_verdicts_travel():
-    for verdict in (RAN, Verdict(finding=presence.same_rank_twice(*TWO))):
-        assert read_as(Verdict, asdict(verdict)) == verdict
+    for verdict in (RAN, PresenceVerdict(finding=presence.same_rank_twice(*TWO))):
+        assert read_as(PresenceVerdict, asdict(verdict)) == verdict

@@ -6,11 +6,11 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.measure.bench import request
-from paceline.measure.bench.request import Devices, Request
+from paceline.measure.bench.request import BenchRequest, Devices
 from refusals import refusal
 
 NODE = Devices(4, are_gpus=False)
-WEAK = Request(("train.py", "--lr", "0.1"), (1, 2, 4))
+WEAK = BenchRequest(("train.py", "--lr", "0.1"), (1, 2, 4))
 STRONG = replace(WEAK, scaling="strong", batch_option="--batch-size={per_rank}")
 
 

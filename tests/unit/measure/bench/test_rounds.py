@@ -7,7 +7,7 @@ import pytest
 from paceline.errors import Finding, UsageError
 from paceline.measure import trial
 from paceline.measure.bench import command, rounds, table
-from paceline.measure.bench.request import Request
+from paceline.measure.bench.request import BenchRequest
 from paceline.measure.trial import TrialResult
 from paceline.rundir.files import RunDir
 
@@ -58,7 +58,7 @@ def measured(monkeypatch, tmp_path, request, **options):
 
 
 def test_sizes_take_turns_in_alternating_order(monkeypatch, tmp_path):
-    request = Request(("train.py",), (1, 2), rounds=2)
+    request = BenchRequest(("train.py",), (1, 2), rounds=2)
     _, trials, said = measured(monkeypatch, tmp_path, request)
     assert [size for size, _ in trials.commands] == [1, 2, 2, 1]
     assert said[0] == "1 rank, round 1 of 2"
@@ -66,7 +66,7 @@ def test_sizes_take_turns_in_alternating_order(monkeypatch, tmp_path):
 
 
 def test_slow_first_steps_are_left_out_of_every_round(monkeypatch, tmp_path):
-    request = Request(("train.py",), (1, 2), rounds=3)
+    request = BenchRequest(("train.py",), (1, 2), rounds=3)
     result, _, _ = measured(monkeypatch, tmp_path, request)
     bench = rounds.to_bench(request, result, oversubscribed=False)
     assert bench.warmup_steps == 10
@@ -77,7 +77,7 @@ def test_slow_first_steps_are_left_out_of_every_round(monkeypatch, tmp_path):
 
 
 def test_a_size_that_fails_is_not_tried_again(monkeypatch, tmp_path):
-    request = Request(("train.py",), (1, 2, 4), rounds=3)
+    request = BenchRequest(("train.py",), (1, 2, 4), rounds=3)
     result, trials, _ = measured(monkeypatch, tmp_path, request, failing=(2,))
     assert [size for size, _ in trials.commands].count(2) == 1
     assert sorted(result.results) == [1, 4]
@@ -85,12 +85,14 @@ def test_a_size_that_fails_is_not_tried_again(monkeypatch, tmp_path):
 
 
 def test_a_script_that_divides_its_batch_itself_is_strong_scaling(monkeypatch, tmp_path):
-    request = Request(("train.py",), (1, 2))
+    request = BenchRequest(("train.py",), (1, 2))
     result, _, _ = measured(monkeypatch, tmp_path, request, batch=64)
     assert rounds.to_bench(request, result, oversubscribed=False).scaling == "strong"
 
 
-STRONG = Request(("train.py",), (1, 2), rounds=2, scaling="strong", batch_option="--b={per_rank}")
+STRONG = BenchRequest(
+    ("train.py",), (1, 2), rounds=2, scaling="strong", batch_option="--b={per_rank}"
+)
 
 
 def test_strong_scaling_divides_the_batch_of_the_fewest_ranks(monkeypatch, tmp_path):
@@ -118,7 +120,7 @@ def run_bench(monkeypatch, tmp_path, capsys, *, as_json=False, settings="", **op
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     folder = tmp_path / "bench"
-    request = Request(
+    request = BenchRequest(
         ("train.py",), (1, 2), rounds=2, oversubscribe=True, run_dir=folder, settings=settings
     )
     status = command.bench(request, as_json=as_json)
@@ -172,11 +174,11 @@ def test_an_unknown_setting_is_refused_before_anything_runs(monkeypatch, tmp_pat
 def test_a_script_that_does_not_exist_is_refused_before_anything_runs(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"there is no file nosuch\.py"):
-        command.bench(Request(("nosuch.py",), (1,)), as_json=False)
+        command.bench(BenchRequest(("nosuch.py",), (1,)), as_json=False)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_tasks_of_a_slurm_step_do_not_measure_each_other(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     with pytest.raises(UsageError, match="one of 4 Slurm tasks"):
-        command.bench(Request(("train.py",), (1,)), as_json=False)
+        command.bench(BenchRequest(("train.py",), (1,)), as_json=False)

@@ -7,7 +7,7 @@ import pytest
 from paceline import env
 from paceline.errors import Finding, UsageError
 from paceline.measure.bench import settings
-from paceline.measure.bench.settings import Setting
+from paceline.measure.bench.settings import TriedSetting
 from paceline.measure.bench_file import WorldBench
 from paceline.measure.trial import TrialResult
 
@@ -94,4 +94,6 @@ def test_one_rank_has_nothing_to_accumulate():
 
 
 def test_a_setting_is_data_for_the_launcher():
-    assert Setting("x", "x", {"hook": "bfloat16"}).environ == {env.TRY_DDP: '{"hook": "bfloat16"}'}
+    assert TriedSetting("x", "x", {"hook": "bfloat16"}).environ == {
+        env.TRY_DDP: '{"hook": "bfloat16"}'
+    }

@@ -2,10 +2,16 @@
 
 import pytest
 
-from paceline.measure.forecast.collectives import Exchange, Link, Network, default_buckets, fit_link
+from paceline.measure.forecast.collectives import (
+    Exchange,
+    MeasuredLink,
+    Network,
+    default_buckets,
+    fit_link,
+)
 
 MIB = 1 << 20
-FAST, SLOW = Link(1e-5, 1e11), Link(1e-4, 1e9)
+FAST, SLOW = MeasuredLink(1e-5, 1e11), MeasuredLink(1e-4, 1e9)
 
 
 @pytest.mark.parametrize(
@@ -37,13 +43,13 @@ def test_an_all_reduce(network, num_bytes, world, seconds):
     ],
 )
 def test_backward_hides_all_but_the_last_bucket(buckets, backward_s, seconds):
-    network = Network(Link(0.0, 1e9), Link(0.0, 1e9), 8)
+    network = Network(MeasuredLink(0.0, 1e9), MeasuredLink(0.0, 1e9), 8)
     assert Exchange(buckets).exposed_s(network, 2, backward_s) == pytest.approx(seconds)
     assert Exchange(buckets).exposed_s(network, 1, backward_s) == 0.0
 
 
 def test_what_is_hidden_of_unknown_bytes_is_a_time():
-    network = Network(Link(0.0, 1.0), Link(0.0, 1.0), 8)  # one exchange per second
+    network = Network(MeasuredLink(0.0, 1.0), MeasuredLink(0.0, 1.0), 8)  # one exchange per second
     assert Exchange((1.0,), hidden_s=0.25).exposed_s(network, 2, 3.0) == pytest.approx(0.75)
     assert Exchange((1.0,), hidden_s=5.0).exposed_s(network, 2, 3.0) == 0.0
 

@@ -12,9 +12,9 @@ import report_runs
 from paceline.measure.intervals import Interval
 from paceline.measure.report import drawing, measured_files, overview, plots, speed, text
 from paceline.measure.report.facts import (
-    Attempt,
+    AttemptFacts,
     RankTime,
-    Run,
+    ReportedRun,
     Scaling,
     Series,
     SpeedPoint,
@@ -31,13 +31,13 @@ def point(time_s, steps, *, attempt=0, samples=64.0, split=None, own_rate=0.0):
 
 def test_the_end_of_a_run_is_no_part_of_its_rate():
     """Ranks end some time before the launcher describes the speed for the last time."""
-    attempts = [Attempt(0, 100.0, 112.0)]
+    attempts = [AttemptFacts(0, 100.0, 112.0)]
     points = [point(105, 400, own_rate=120.0), point(109, 500, own_rate=118.0)]
     assert [rate.steps_per_s for rate in speed.rates(attempts, points)] == [118.0]
 
 
 def test_rates_are_those_between_two_descriptions_of_one_attempt():
-    attempts = [Attempt(0, 100.0, 115.0), Attempt(1, 900.0, 910.0)]
+    attempts = [AttemptFacts(0, 100.0, 115.0), AttemptFacts(1, 900.0, 910.0)]
     points = [point(105, 10), point(110, 60), point(115, 110)]
     points += [point(905, 5, attempt=1), point(910, 30, attempt=1)]
     rates = speed.rates(attempts, points)
@@ -47,14 +47,16 @@ def test_rates_are_those_between_two_descriptions_of_one_attempt():
 
 
 def test_two_records_are_a_line_as_long_as_their_interval():
-    run = Run("r", "", attempts=(Attempt(0, 0.0, 10.0),), speed=(point(5, 10), point(10, 60)))
+    run = ReportedRun(
+        "r", "", attempts=(AttemptFacts(0, 0.0, 10.0),), speed=(point(5, 10), point(10, 60))
+    )
     (curve,) = next(part.plots for part in sections([run]) if part.plots)[0].curves
     assert (curve.form, curve.x, curve.y) == ("line", [5.0, 10.0], [640.0, 640.0])
 
 
 def test_the_loss_of_the_last_batch_of_one_rank_is_no_figure_of_the_run():
     seen = SpeedPoint(0, 5.0, 10, 0.2946, 64.0)
-    run = Run("r", "", attempts=(Attempt(0, 0.0, 5.0),), speed=(seen,))
+    run = ReportedRun("r", "", attempts=(AttemptFacts(0, 0.0, 5.0),), speed=(seen,))
     assert "loss" not in overview.figures(run)
     logged = replace(run, metrics={"train/loss": Series((1,), (0.25,))})
     assert overview.figures(logged)["loss"] == "0.25"
@@ -62,12 +64,12 @@ def test_the_loss_of_the_last_batch_of_one_rank_is_no_figure_of_the_run():
 
 def test_the_interval_that_the_end_cuts_short_is_left_out():
     points = [point(5.0 * number, 50 * number) for number in range(1, 5)] + [point(21.0, 201)]
-    assert len(speed.rates([Attempt(0, 0.0, 21.0)], points)) == 3
+    assert len(speed.rates([AttemptFacts(0, 0.0, 21.0)], points)) == 3
 
 
 @pytest.mark.parametrize("points", [[], [point(5, 10)], [point(5, 10), point(5, 20)]])
 def test_without_an_interval_there_is_no_rate(points):
-    assert speed.rates([Attempt(0, 0.0, 9.0)], points) == []
+    assert speed.rates([AttemptFacts(0, 0.0, 9.0)], points) == []
 
 
 def split(seconds, late_rank=""):
@@ -136,7 +138,7 @@ def test_a_world_without_steps_is_left_out(rounds):
 
 
 def runs(*commands):
-    return [Run(f"name-{place}", "", command) for place, command in enumerate(commands)]
+    return [ReportedRun(f"name-{place}", "", command) for place, command in enumerate(commands)]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ def test_runs_are_named_by_what_differs(commands, expected):
 
 
 def test_long_names_that_begin_alike_are_numbered():
-    same = [Run("x" * 40 + end, "") for end in "ab"]
+    same = [ReportedRun("x" * 40 + end, "") for end in "ab"]
     assert plots.of_runs(same) == ["run 1", "run 2"]
 
 
@@ -253,7 +255,7 @@ def test_a_step_in_a_sentence_begins_with_its_largest_part():
 
 def test_the_longest_rank_is_compared_with_the_median():
     ranks = tuple(RankTime(number, "n", 0.01 + 0.01 * (number == 2), 0.0) for number in range(4))
-    assert overview.rank_sentences(Run("r", "", ranks=ranks)) == [
+    assert overview.rank_sentences(ReportedRun("r", "", ranks=ranks)) == [
         "Rank 2 on n works longest, 20.0 ms a step; the median is 10.0 ms."
     ]
 
@@ -263,11 +265,11 @@ def titles(run, *more):
 
 
 def test_a_run_has_no_section_without_a_plot():
-    assert titles(Run("r", "")) == []
+    assert titles(ReportedRun("r", "")) == []
 
 
 def test_a_metric_that_is_not_finite_is_said():
-    run = Run("r", "", metrics={"loss": Series((1, 2, 3), (1.0, NAN, 2.0))})
+    run = ReportedRun("r", "", metrics={"loss": Series((1, 2, 3), (1.0, NAN, 2.0))})
     plot = sections([run])[0].plots[0]
     assert plot.subtitle == "loss is not finite from step 2 on"
     assert list(plot.curves[0].y) == [1.0, None, 2.0]
@@ -278,16 +280,16 @@ def test_a_metric_that_is_not_finite_is_said():
     [((2.0, 0.001), True), ((2.0, 0.5), False), ((2.0, 0.0), False), ((-1.0, 500.0), False)],
 )
 def test_a_wide_range_is_logarithmic(values, is_log):
-    run = Run("r", "", metrics={"loss": Series((1, 2), values)})
+    run = ReportedRun("r", "", metrics={"loss": Series((1, 2), values)})
     assert sections([run])[0].plots[0].y.is_log is is_log
 
 
 def test_colours_stand_for_runs_where_there_are_several():
     series = Series((1, 2), (2.0, 1.0))
-    one = Run("a", "", metrics={"train/loss": series, "val/loss": series})
+    one = ReportedRun("a", "", metrics={"train/loss": series, "val/loss": series})
     looks = {
         len(shown): [(c.name, c.colour, c.form) for c in sections(shown)[0].plots[0].curves]
-        for shown in ([one], [one, Run("b", "", metrics={"train/loss": series})])
+        for shown in ([one], [one, ReportedRun("b", "", metrics={"train/loss": series})])
     }
     assert looks[1] == [("train/loss", "run-0", "line"), ("val/loss", "run-1", "line")]
     assert looks[2] == [
@@ -323,7 +325,7 @@ def test_names_are_readable_on_their_page(theme):
     ],
 )
 def test_ranks_and_steps_are_counted_in_words(world_size, hosts, steps, words):
-    run = Run("run", "run", world_size=world_size, hosts=hosts, steps=steps)
+    run = ReportedRun("run", "run", world_size=world_size, hosts=hosts, steps=steps)
     assert text.render([run]).splitlines()[1] == words
 
 
@@ -334,4 +336,4 @@ def test_ranks_and_steps_are_counted_in_words(world_size, hosts, steps, words):
 def test_the_sizes_of_a_bench_are_listed(sizes, words):
     one = Interval(1.0, 1.0, 1.0)
     rows = tuple(Scaling(size, one, one, 1.0, one) for size in sizes)
-    assert overview.figures(Run("run", "run", scaling=rows))["measured with"] == words
+    assert overview.figures(ReportedRun("run", "run", scaling=rows))["measured with"] == words

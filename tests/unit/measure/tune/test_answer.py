@@ -6,8 +6,8 @@ import pytest
 
 from paceline.launch.probe.loader_commands import LoaderFacts, LoaderSetting
 from paceline.measure.tune import answer, search
-from paceline.measure.tune.answer import Answer
-from paceline.measure.tune.measured import Limits, Measured
+from paceline.measure.tune.answer import TuningAnswer
+from paceline.measure.tune.measured import Measured, TrialLimits
 
 WRITTEN = LoaderSetting(0, 0, False, 2)
 FACTS = LoaderFacts(WRITTEN, False, 32, 1 << 20, is_stream=False, on_gpu=False, place="train.py:14")
@@ -20,7 +20,7 @@ def steady(seconds):
 
 def answered(settings, *, memory=0.01, facts=FACTS, **values):
     measured = Measured({2: steady(memory)} if memory else {}, settings)
-    return Answer("train.py", facts, 1, Limits(2), "CPU affinity", measured, **values)
+    return TuningAnswer("train.py", facts, 1, TrialLimits(2), "CPU affinity", measured, **values)
 
 
 FASTER = {WRITTEN: steady(0.1), TWO: steady(0.04)}

@@ -8,7 +8,7 @@ from loader_facts import facts_of
 from paceline.launch.probe.loader_commands import LoaderSetting
 from paceline.measure.intervals import Interval
 from paceline.measure.tune import final, search
-from paceline.measure.tune.measured import Limits, Measured, waiting_share
+from paceline.measure.tune.measured import Measured, TrialLimits, waiting_share
 
 NO_WORKERS = LoaderSetting(0, 0, False, 4)
 
@@ -56,13 +56,13 @@ def reading(read, *, step=0.01, hand_over=0.0, cpus=8):
     ("read", "expected"), [(0.015, 2), (0.028, 3), (0.04, 4), (0.055, 6), (0.5, 8)]
 )
 def test_as_many_workers_as_the_step_needs(read, expected):
-    measured = search_all(facts(), Limits(8), reading(read))
+    measured = search_all(facts(), TrialLimits(8), reading(read))
     assert final.best_of(facts(), measured).num_workers == expected
 
 
 def test_workers_that_do_not_pay_are_not_best():
     """Tiny samples: handing a batch over costs more than reading it."""
-    measured = search_all(facts(), Limits(8), reading(0.001, hand_over=0.004))
+    measured = search_all(facts(), TrialLimits(8), reading(0.001, hand_over=0.004))
     assert final.best_of(facts(), measured) == NO_WORKERS
 
 
@@ -70,18 +70,18 @@ def test_the_climb_ends_when_more_workers_are_slower():
     def seconds(setting):
         return 0.1 + 0.02 * abs(setting.num_workers - 1)
 
-    measured = search_all(facts(), Limits(64), seconds)
+    measured = search_all(facts(), TrialLimits(64), seconds)
     assert max(setting.num_workers for setting in measured.settings) <= 4
     assert final.best_of(facts(), measured).num_workers == 1
 
 
 def test_the_climb_ends_when_loading_keeps_up():
-    measured = search_all(facts(), Limits(64), reading(0.019))
+    measured = search_all(facts(), TrialLimits(64), reading(0.019))
     assert {setting.num_workers for setting in measured.settings} == {0, 1, 2}
 
 
 def test_no_more_workers_than_shared_memory_holds_batches():
-    limits = Limits(16, shm_bytes=64 << 20)  # as in a container
+    limits = TrialLimits(16, shm_bytes=64 << 20)  # as in a container
     large = facts(batch_bytes=4 << 20)
     assert search.most_workers(large, limits) == (2, "/dev/shm")
     measured = search_all(large, limits, reading(1.0))
@@ -89,7 +89,7 @@ def test_no_more_workers_than_shared_memory_holds_batches():
 
 
 def test_shared_memory_limits_the_batches_ahead_too():
-    limits = Limits(2, shm_bytes=16 << 20)
+    limits = TrialLimits(2, shm_bytes=16 << 20)
     measured = search_all(facts(), limits, reading(1.0))
     assert all(
         setting.num_workers * (setting.prefetch_factor + 1) <= 8 for setting in measured.settings
@@ -99,22 +99,22 @@ def test_shared_memory_limits_the_batches_ahead_too():
 
 def test_a_stream_without_workers_gets_none():
     stream = facts(is_stream=True)
-    measured = search_all(stream, Limits(8), reading(1.0))
+    measured = search_all(stream, TrialLimits(8), reading(1.0))
     assert {setting.num_workers for setting in measured.settings} == {0}
 
 
 def test_a_stream_with_workers_keeps_at_least_one():
     two = replace(NO_WORKERS, num_workers=2, prefetch_factor=2)
-    measured = search_all(facts(two, is_stream=True), Limits(8), reading(1.0))
+    measured = search_all(facts(two, is_stream=True), TrialLimits(8), reading(1.0))
     assert {setting.num_workers for setting in measured.settings} >= {1, 2, 4, 8}
     assert 0 not in {setting.num_workers for setting in measured.settings}
 
 
 def test_pinned_memory_is_tried_only_with_a_gpu():
     on_gpu = facts(on_gpu=True)
-    measured = search_all(on_gpu, Limits(4), reading(1.0))
+    measured = search_all(on_gpu, TrialLimits(4), reading(1.0))
     assert any(setting.pin_memory for setting in measured.settings)
-    measured = search_all(facts(), Limits(4), reading(1.0))
+    measured = search_all(facts(), TrialLimits(4), reading(1.0))
     assert not any(setting.pin_memory for setting in measured.settings)
 
 
@@ -123,7 +123,7 @@ def test_threads_leave_cpus_to_workers_if_that_is_faster():
         busy = setting.threads + setting.num_workers > 5
         return reading(0.06)(setting) * (1.5 if busy else 1.0)
 
-    measured = search_all(facts(), Limits(4), seconds)
+    measured = search_all(facts(), TrialLimits(4), seconds)
     best = final.best_of(facts(), measured)
     assert (best.num_workers + best.threads) <= 5
     assert best.threads == max(1, 4 - best.num_workers)
@@ -135,7 +135,7 @@ def test_one_thread_that_is_faster_stays_for_the_workers():
     def seconds(setting):
         return reading(0.06)(setting) + 0.1 * (setting.threads > 1)
 
-    measured = search_all(facts(), Limits(8), seconds)
+    measured = search_all(facts(), TrialLimits(8), seconds)
     assert {setting.num_workers for setting in measured.settings if setting.threads > 1} <= {0, 6}
     best = final.best_of(facts(), measured)
     assert (best.num_workers, best.threads) == (6, 1)
@@ -143,20 +143,20 @@ def test_one_thread_that_is_faster_stays_for_the_workers():
 
 def test_a_setting_that_fails_is_not_asked_for_again():
     measured = search_all(
-        facts(), Limits(8), reading(1.0), fails=lambda setting: setting.num_workers > 0
+        facts(), TrialLimits(8), reading(1.0), fails=lambda setting: setting.num_workers > 0
     )
     assert set(measured.settings) == {NO_WORKERS, replace(NO_WORKERS, threads=1)}
     assert final.best_of(facts(), measured) == NO_WORKERS
 
 
 def test_workers_leave_cpus_for_the_threads_of_the_rank():
-    measured = search_all(facts(), Limits(4), reading(1.0))
+    measured = search_all(facts(), TrialLimits(4), reading(1.0))
     assert search.with_workers(NO_WORKERS, 2) not in list(measured.settings)[:5]
     assert replace(search.with_workers(NO_WORKERS, 2), threads=2) in measured.settings
 
 
 def test_threads_are_left_alone_where_a_gpu_computes():
-    measured = search_all(facts(on_gpu=True), Limits(4), reading(1.0))
+    measured = search_all(facts(on_gpu=True), TrialLimits(4), reading(1.0))
     assert {setting.threads for setting in measured.settings if setting.num_workers} == {4}
 
 
@@ -169,7 +169,7 @@ def test_more_workers_are_fastest_only_with_one_thread():
         return 0.1 + 0.02 * setting.num_workers + 0.01 * (setting.threads == 1)
 
     two_threads = facts(replace(NO_WORKERS, threads=2))
-    measured = search_all(two_threads, Limits(2), seconds)
+    measured = search_all(two_threads, TrialLimits(2), seconds)
     best = final.best_of(two_threads, measured)
     assert (best.num_workers, best.threads) == (2, 1)
 

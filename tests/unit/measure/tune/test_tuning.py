@@ -8,7 +8,7 @@ from loader_facts import facts_of
 from paceline.errors import RunError
 from paceline.launch.probe.loader_commands import CACHED, LoaderSetting
 from paceline.measure.tune import final, tuning
-from paceline.measure.tune.trial_run import MemoryIsShort, ScriptEnded, Start, TimeIsUp, Window
+from paceline.measure.tune.trial_run import MemoryIsShort, ScriptEnded, TimeIsUp, TrialStart, Window
 from paceline.measure.tune.tuning import Tuning
 from refusals import refusal
 
@@ -65,7 +65,7 @@ def tuned(monkeypatch):
         monkeypatch.setattr(tuning, "time", script)
         monkeypatch.setattr(tuning, "usable_cpus", lambda: (16, "a test"))
         monkeypatch.setattr(tuning, "shared_memory_bytes", lambda: None)
-        return Tuning(Start(["train.py"]), "train.py", seconds).run(progress)
+        return Tuning(TrialStart(["train.py"]), "train.py", seconds).run(progress)
 
     return run
 

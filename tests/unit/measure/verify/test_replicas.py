@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.measure.verify import replicas
-from paceline.measure.verify.records import Rank, World
+from paceline.measure.verify.records import Rank, RecordedWorld
 from verify_records import rank, shared, step, training, world
 
 
@@ -99,7 +99,7 @@ def test_ranks_that_each_train_alone_are_named_if_nothing_of_theirs_has_met(seco
     assert (verdict.finding is not None) == is_found, verdict
     if is_found:
         assert verdict.finding.name == "gradients-not-averaged"
-        assert replicas.judge(World(2, (alone(1), alone(2)), is_apart=True)).finding is None
+        assert replicas.judge(RecordedWorld(2, (alone(1), alone(2)), is_apart=True)).finding is None
 
 
 @pytest.mark.parametrize(("unstepped", "name"), [([5, 5, 5], "replicas-differ"), ([5, 6, 7], None)])

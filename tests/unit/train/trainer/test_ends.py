@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from paceline.train.trainer.ends import NO_END, End, differ, mean_of_ends, remarks
+from paceline.train.trainer.ends import NO_END, LoggedNumber, differ, mean_of_ends, remarks
 
 
 def ends(*pairs, is_whole=False):
-    return [End(value, rows, is_whole) for value, rows in pairs]
+    return [LoggedNumber(value, rows, is_whole) for value, rows in pairs]
 
 
 @pytest.mark.parametrize(
@@ -55,11 +55,13 @@ def test_a_count_and_a_mean_are_told_apart():
 
 def test_parts_that_are_equal_by_chance_are_asked_about():
     """The number of an epoch is a plain int, and the same on all ranks for another reason."""
-    (said,) = remarks({"right": [End(2, 3, True, True), End(2, 2, True, True)]})
+    (said,) = remarks({"right": [LoggedNumber(2, 3, True, True), LoggedNumber(2, 2, True, True)]})
     assert said.what.startswith("right was logged after the last batch, and is 2 on all ranks")
-    assert not list(remarks({"epoch": [End(2, 3, True), End(2, 2, True)]}))
-    assert not list(remarks({"right": [End(0, 3, True, True), End(0, 2, True, True)]}))
-    assert not list(remarks({"right": [End(2, 3, True, True)]}))
+    assert not list(remarks({"epoch": [LoggedNumber(2, 3, True), LoggedNumber(2, 2, True)]}))
+    assert not list(
+        remarks({"right": [LoggedNumber(0, 3, True, True), LoggedNumber(0, 2, True, True)]})
+    )
+    assert not list(remarks({"right": [LoggedNumber(2, 3, True, True)]}))
 
 
 def test_many_ranks_are_shortened():

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from paceline import env
 from paceline.diagnose.doctor.collectors import gpus, host, network, peers, processes
-from paceline.diagnose.doctor.facts import Facts, Host, Leftover, Limits, LoaderGroup
+from paceline.diagnose.doctor.facts import Facts, Host, Leftover, LoaderGroup, ProcessLimits
 from paceline.diagnose.doctor.facts_gpu import Driver, Gpu, GpuPair
 from paceline.diagnose.doctor.facts_network import RdmaLibraries
 from paceline.machine import interfaces, software
@@ -52,7 +52,7 @@ class _Parts:
 def gather() -> Facts:
     """Collect the facts about this machine without changing anything."""
     parts = _Parts()
-    silent = gpus.Gpus(
+    silent = gpus.NvmlData(
         Driver(problem=f"no answer within {_DRIVER_S:g} s", gpus_on_bus=gpus.count_on_bus())
     )
     nvml = parts.ask("GPUs", gpus.gather_gpus, silent, _DRIVER_S)
@@ -72,7 +72,7 @@ def gather() -> Facts:
         interfaces=parts.ask("interfaces", interfaces.gather, ()),
         rdma=parts.ask("RDMA", network.gather_rdma, ()),
         rdma_libraries=parts.ask("RDMA libraries", network.gather_libraries, RdmaLibraries()),
-        limits=parts.ask("limits", host.gather_limits, Limits()),
+        limits=parts.ask("limits", host.gather_limits, ProcessLimits()),
         disks=parts.ask("disks", host.gather_disks, ()),
         software=versions,
         # An empty value means no GPU; read() would treat it as unset.
@@ -91,7 +91,7 @@ def is_used(gpu: Gpu) -> bool:
     return computing or (gpu.memory_used_bytes or 0) > _IDLE_BYTES
 
 
-def _tried(nvml: gpus.Gpus, parts: _Parts) -> tuple[GpuPair, ...]:
+def _tried(nvml: gpus.NvmlData, parts: _Parts) -> tuple[GpuPair, ...]:
     """Return the pairs of GPUs with the results of the trial copies between them."""
     if not any(pair.p2p in ("", "ok", "unknown") for pair in nvml.pairs):
         return nvml.pairs
@@ -106,7 +106,7 @@ def _tried(nvml: gpus.Gpus, parts: _Parts) -> tuple[GpuPair, ...]:
     return tuple(_with_trial(pair, trials.get((pair.first, pair.second))) for pair in nvml.pairs)
 
 
-def _with_trial(pair: GpuPair, trial: peers.Trial | None) -> GpuPair:
+def _with_trial(pair: GpuPair, trial: peers.PeerTrial | None) -> GpuPair:
     if trial is None:
         return pair
     return replace(pair, trial=trial.outcome, gigabytes_per_s=trial.gigabytes_per_s)

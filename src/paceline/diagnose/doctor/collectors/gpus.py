@@ -108,7 +108,7 @@ _FABRIC_STATES = {1: "not-started", 2: "in-progress", 3: "completed"}
 
 
 @dataclass(frozen=True)
-class Gpus:
+class NvmlData:
     """The data that NVML reports for a machine."""
 
     driver: Driver  # the NVIDIA driver
@@ -119,14 +119,14 @@ class Gpus:
 def gather_gpus(
     library: Any = None,  # ``pynvml`` or a substitute; None imports it
     pci: Path = _PCI,  # the kernel's folder of PCI devices
-) -> Gpus:
+) -> NvmlData:
     """Read the driver, the GPUs and their links from NVML."""
     on_bus = count_on_bus(pci)
     try:
         with Nvml(library) as nvml:
             return _read(nvml, on_bus, pci)
     except Exception as error:  # no library, no driver, no device: NVML raises for each
-        return Gpus(Driver(problem=str(error), gpus_on_bus=on_bus))
+        return NvmlData(Driver(problem=str(error), gpus_on_bus=on_bus))
 
 
 def count_on_bus(pci: Path = _PCI) -> int:
@@ -138,7 +138,7 @@ def count_on_bus(pci: Path = _PCI) -> int:
     )
 
 
-def _read(nvml: Nvml, on_bus: int, pci: Path) -> Gpus:
+def _read(nvml: Nvml, on_bus: int, pci: Path) -> NvmlData:
     _, problem = nvml.ask_why("nvmlDeviceGetCount")
     cuda = nvml.number("nvmlSystemGetCudaDriverVersion")
     driver = Driver(
@@ -156,7 +156,7 @@ def _read(nvml: Nvml, on_bus: int, pci: Path) -> Gpus:
         handles[index] = handle
         gpus.append(_read_gpu(nvml, index, handle, pci))
     pairs = [_read_pair(nvml, gpus, handles, *places) for places in combinations(handles, 2)]
-    return Gpus(driver, tuple(gpus), tuple(pairs))
+    return NvmlData(driver, tuple(gpus), tuple(pairs))
 
 
 def _read_gpu(nvml: Nvml, index: int, handle: Any, pci: Path) -> Gpu:

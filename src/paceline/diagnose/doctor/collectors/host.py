@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from paceline import env
-from paceline.diagnose.doctor.facts import Disk, Host, Limits
+from paceline.diagnose.doctor.facts import Disk, Host, ProcessLimits
 from paceline.errors import UsageError
 from paceline.machine import files, ulimits
 from paceline.machine.cpus import usable_cpus
@@ -25,11 +25,11 @@ _CAP_IPC_LOCK = 14
 _NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as such a number
 
 
-def gather_limits() -> Limits:
+def gather_limits() -> ProcessLimits:
     """Return the limits of this process."""
     cpus, reason = usable_cpus()
     shm = _space("/dev/shm")
-    return Limits(
+    return ProcessLimits(
         cpus=cpus,
         cpus_reason=reason,
         affinity=_affinity(),

@@ -104,7 +104,7 @@ _PROGRAM = "paceline.diagnose.doctor.collectors.peer_trial"
 
 
 @dataclass(frozen=True)
-class Trial:
+class PeerTrial:
     """The result of copies between two GPUs, in both directions."""
 
     outcome: str  # ``ok``, ``wrong-data``, ``hang`` or ``not-possible``
@@ -116,7 +116,7 @@ def try_pairs(
     *,
     limit_s: float = LIMIT_S,  # for all copies together
     command: Sequence[str] = (),  # replaces the trial in a test
-) -> dict[Any, Trial]:
+) -> dict[Any, PeerTrial]:
     """Try a copy between every two GPUs; return the results by pair, without the untried pairs."""
     arguments = list(command) or own_process.command(module=_PROGRAM)
     try:
@@ -174,14 +174,14 @@ def read_trials(
     uuids: Sequence[str],  # in NVML's order
     *,
     silent_s: float,  # without output when the timeout expired; 0 if the trial ended normally
-) -> dict[tuple[int, int], Trial]:
+) -> dict[tuple[int, int], PeerTrial]:
     """Parse the output of the trial into results by pair of GPU indices. Pure.
 
     Each line is a JSON object with the ids of two GPUs (``from``, ``to``) and ``state``: ``begin``,
     ``ok``, ``wrong-data`` or ``not-possible``.
     """
     number = {uuid: place for place, uuid in enumerate(uuids)}
-    trials: dict[tuple[int, int], Trial] = {}
+    trials: dict[tuple[int, int], PeerTrial] = {}
     begun: tuple[int, int] | None = None
     for line in lines:
         try:
@@ -192,19 +192,19 @@ def read_trials(
         pair = (min(one, other), max(one, other))
         begun = pair if record.get("state") == "begin" else None
         if begun is None:
-            trial = Trial(str(record.get("state")), record.get("gigabytes_per_s"))
+            trial = PeerTrial(str(record.get("state")), record.get("gigabytes_per_s"))
             trials[pair] = _worse(trials.get(pair), trial)
     if begun is not None and silent_s >= _HANGS_S:
-        trials[begun] = Trial("hang")
+        trials[begun] = PeerTrial("hang")
     return trials
 
 
-def _worse(one: Trial | None, other: Trial) -> Trial:
+def _worse(one: PeerTrial | None, other: PeerTrial) -> PeerTrial:
     if one is None:
         return other
     outcome = min(one.outcome, other.outcome, key=_badness)
     rates = [trial.gigabytes_per_s for trial in (one, other) if trial.gigabytes_per_s is not None]
-    return Trial(outcome, min(rates, default=None))
+    return PeerTrial(outcome, min(rates, default=None))
 
 
 def _badness(outcome: str) -> int:

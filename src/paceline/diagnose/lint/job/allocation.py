@@ -20,7 +20,7 @@ GPU_OPTIONS = ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "gre
 
 
 @dataclass(frozen=True)
-class Job:
+class AllocatedJob:
     """The allocation of one job."""
 
     nodes: int | None
@@ -84,7 +84,7 @@ def gpus_of_gres(text: str) -> int | None:
     )
 
 
-def describe(directives: Directives) -> Job:
+def describe(directives: Directives) -> AllocatedJob:
     """Return the allocation that the directives request."""
     names = {directive.name for directive in (*directives.active, *directives.late)}
     nodes = _nodes(directives)
@@ -98,7 +98,7 @@ def describe(directives: Directives) -> Job:
     if "ntasks" not in names and nodes and tasks_per_node:
         ntasks = nodes * tasks_per_node
     gres = directives.last("gres")
-    return Job(
+    return AllocatedJob(
         nodes=nodes,
         has_nodes="nodes" in names,
         ntasks=ntasks,
@@ -197,7 +197,7 @@ def _gres_counts(text: str) -> Iterator[int | None]:
         yield None
 
 
-def slurm_variables(job: Job) -> dict[str, str]:
+def slurm_variables(job: AllocatedJob) -> dict[str, str]:
     """Return Slurm's variables of the batch script whose values follow from the directives."""
     if job.mixed:
         return {}

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from paceline.diagnose.lint.job.allocation import Job
+from paceline.diagnose.lint.job.allocation import AllocatedJob
 from paceline.diagnose.lint.job.launches import PYTHON, Launch, Shape, processes, shape
 from paceline.diagnose.lint.job.sbatch_options import names
-from paceline.diagnose.lint.job.shell.trace import Call, Setting, Trace
-from paceline.diagnose.lint.job.shell.tree import Script
+from paceline.diagnose.lint.job.shell.trace import CommandCall, Trace, TracedValue
+from paceline.diagnose.lint.job.shell.tree import ShellScript
 from paceline.diagnose.lint.job.shell.values import BATCH, Symbols
 from paceline.diagnose.lint.program import Place, Program
 from paceline.diagnose.lint.site import Site
@@ -36,8 +36,8 @@ class Case:
 
     name: str  # the file's name in findings
     lines: list[str]  # its lines
-    job: Job  # the allocation that it requests
-    script: Script  # its syntax tree
+    job: AllocatedJob  # the allocation that it requests
+    script: ShellScript  # its syntax tree
     trace: Trace  # the commands that it runs and the variables that it sets
     launches: list[Launch]  # the training programs that it starts
     dos_line: int = 0  # first line that ends with a carriage return, 0 if none does
@@ -203,12 +203,12 @@ class Case:
             "nvidia-cuda-mps" in call.name for call in self.trace.calls
         )
 
-    def exported(self, name: str) -> Setting | None:
+    def exported(self, name: str) -> TracedValue | None:
         """Return the last setting of an exported variable."""
         settings = [s for s in self.trace.settings if s.name == name and s.exported]
         return settings[-1] if settings else None
 
-    def assigned(self, name: str) -> Setting | None:
+    def assigned(self, name: str) -> TracedValue | None:
         """Return the last setting of a variable."""
         settings = [setting for setting in self.trace.settings if setting.name == name]
         return settings[-1] if settings else None
@@ -219,7 +219,7 @@ def _submits(launch: Launch) -> bool:
     return any(arg.text.startswith("hydra/launcher=submitit") for arg in launch.arguments)
 
 
-def _small(call: Call) -> bool:
+def _small(call: CommandCall) -> bool:
     if call.name in _SMALL:
         return True
     return (

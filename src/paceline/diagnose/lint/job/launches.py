@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from paceline.diagnose.lint.job.allocation import Job, count_gpus, gpus_of_gres, number
+from paceline.diagnose.lint.job.allocation import AllocatedJob, count_gpus, gpus_of_gres, number
 from paceline.diagnose.lint.job.launcher_options import MODULES, TABLES, Table
-from paceline.diagnose.lint.job.shell.trace import Call, Trace
+from paceline.diagnose.lint.job.shell.trace import CommandCall, Trace
 from paceline.diagnose.lint.job.shell.values import Arg, Symbols, constant
-from paceline.diagnose.lint.job.shell.wrappers import Step
+from paceline.diagnose.lint.job.shell.wrappers import WrappedStart
 
 PYTHON = "python"
 # Checks compare launches with each other and with all commands.
@@ -31,7 +31,7 @@ class Launch:
     """One start of a training script."""
 
     kind: str  # the launcher's command, or ``python``
-    call: Call  # the command
+    call: CommandCall  # the command
     # the launcher's options, by its own names
     options: Mapping[str, str] = field(default_factory=dict)
     # the options that all launchers have, by their shared names
@@ -68,7 +68,7 @@ def find(trace: Trace) -> list[Launch]:
     return list(islice((launch for launch in launches if launch is not None), MOST_LAUNCHES))
 
 
-def recognise(call: Call, symbols: Symbols) -> Launch | None:
+def recognise(call: CommandCall, symbols: Symbols) -> Launch | None:
     """Return a call as a launch, or None if it is not one."""
     args, name = list(call.args), call.name
     second = args[1].text if len(args) > 1 else ""
@@ -89,7 +89,7 @@ def recognise(call: Call, symbols: Symbols) -> Launch | None:
     return None
 
 
-def _python(args: list[Arg], call: Call) -> Launch | None:
+def _python(args: list[Arg], call: CommandCall) -> Launch | None:
     at = 1
     while at < len(args):
         text = args[at].text
@@ -118,7 +118,7 @@ def _python(args: list[Arg], call: Call) -> Launch | None:
     )
 
 
-def _module(name: str, rest: list[Arg], call: Call) -> Launch | None:
+def _module(name: str, rest: list[Arg], call: CommandCall) -> Launch | None:
     if name in MODULES:
         return _launcher(MODULES[name], rest, call)
     second = rest[0].text if rest else ""
@@ -145,7 +145,7 @@ _TOOLS = frozenset(
 )
 
 
-def _launcher(kind: str, args: list[Arg], call: Call) -> Launch:
+def _launcher(kind: str, args: list[Arg], call: CommandCall) -> Launch:
     table = TABLES[kind]
     options: dict[str, str] = {}
     unknown: list[str] = []
@@ -213,7 +213,7 @@ def _option(
 
 
 def _from_environment(
-    kind: str, call: Call, options: dict[str, str], says: dict[str, str], table: Table
+    kind: str, call: CommandCall, options: dict[str, str], says: dict[str, str], table: Table
 ) -> None:
     """Add the options that torchrun reads from exported ``PET_...`` variables."""
     if kind not in ("torchrun", "torch.distributed.launch", "paceline run"):
@@ -246,7 +246,7 @@ class Shape:
         return self.nodes * self.tasks_per_node if self.nodes and self.tasks_per_node else None
 
 
-def shape(job: Job, step: Step | None) -> Shape:
+def shape(job: AllocatedJob, step: WrappedStart | None) -> Shape:
     """Return how a step spreads over the job; the batch shell itself is one task on one node."""
     if job.mixed:
         return Shape(None, None, None, None, None, None)
@@ -267,17 +267,17 @@ def shape(job: Job, step: Step | None) -> Shape:
     return Shape(nodes, tasks, per_task or node_gpus, node_gpus, per_task, _cpus(job, step))
 
 
-def _value(job: Job, name: str) -> str:
+def _value(job: AllocatedJob, name: str) -> str:
     directive = job.directives.last(name)
     return directive.value if directive else ""
 
 
-def _cpus(job: Job, step: Step) -> int | None:
+def _cpus(job: AllocatedJob, step: WrappedStart) -> int | None:
     requested = step.options.get("cpus-per-task")
     return job.cpus_per_task if requested is None else number(requested)
 
 
-def _step_gpus(job: Job, step: Step, tasks: int | None) -> int | None:
+def _step_gpus(job: AllocatedJob, step: WrappedStart, tasks: int | None) -> int | None:
     options = step.options
     if "gpus-per-node" in options:
         return count_gpus(options["gpus-per-node"])
@@ -291,7 +291,7 @@ def _step_gpus(job: Job, step: Step, tasks: int | None) -> int | None:
     return job.gpus_per_node
 
 
-def _spread(job: Job, step: Step) -> tuple[int | None, int | None]:
+def _spread(job: AllocatedJob, step: WrappedStart) -> tuple[int | None, int | None]:
     """Return the nodes of a step and its tasks on each of them, None for unknown numbers."""
     options = step.options
     if "ntasks-per-node" in options:
@@ -305,7 +305,9 @@ def _spread(job: Job, step: Step) -> tuple[int | None, int | None]:
     return None if "nodelist" in options else job.nodes, job.tasks_per_node
 
 
-def _spread_per_node(job: Job, options: Mapping[str, str]) -> tuple[int | None, int | None]:
+def _spread_per_node(
+    job: AllocatedJob, options: Mapping[str, str]
+) -> tuple[int | None, int | None]:
     """Return the nodes and tasks per node of a step with ``--ntasks-per-node``."""
     per_node = number(options["ntasks-per-node"])
     if "nodes" in options:
@@ -315,7 +317,9 @@ def _spread_per_node(job: Job, options: Mapping[str, str]) -> tuple[int | None, 
     return _divided(total, per_node) if total and per_node else job.nodes, per_node
 
 
-def _spread_in_total(job: Job, options: Mapping[str, str]) -> tuple[int | None, int | None]:
+def _spread_in_total(
+    job: AllocatedJob, options: Mapping[str, str]
+) -> tuple[int | None, int | None]:
     """Return the nodes and tasks per node of a step with ``--ntasks`` only."""
     total = number(options["ntasks"])
     nodes = number(options.get("nodes", ""))

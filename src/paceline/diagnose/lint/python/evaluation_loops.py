@@ -18,7 +18,7 @@ _NO_GRADIENTS = ("no_grad", "inference_mode")
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationLoop:
     """A loop that evaluates over a sharded loader."""
 
     loop: ast.For  # the loop
@@ -30,12 +30,12 @@ class Evaluation:
     around: list[ast.AST]
 
 
-def evaluations(script: Script) -> list[Evaluation]:
+def evaluations(script: Script) -> list[EvaluationLoop]:
     """Return the evaluation loops over sharded loaders."""
     return script.cached("evaluations", lambda: list(_find(script))) or []
 
 
-def _find(script: Script) -> Iterator[Evaluation]:
+def _find(script: Script) -> Iterator[EvaluationLoop]:
     shares = _shares(script)
     if not shares:
         return
@@ -46,7 +46,7 @@ def _find(script: Script) -> Iterator[Evaluation]:
             continue
         share = _share_of(script, name, loop, shares)
         if share and loaders.runs_in_parallel(script, loop):
-            yield Evaluation(loop, name, share[0], share[1], around_of(script, loop))
+            yield EvaluationLoop(loop, name, share[0], share[1], around_of(script, loop))
 
 
 def _shares(script: Script) -> dict[str, tuple[bool, str]]:

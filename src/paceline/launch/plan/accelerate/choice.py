@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.errors import Finding
-from paceline.launch.plan.accelerate.settings import HEAD, Settings
+from paceline.launch.plan.accelerate.settings import HEAD, AccelerateSettings
 from paceline.launch.plan.options import RENDEZVOUS_OPTIONS
 from paceline.text.syntax import tree_of
 
@@ -26,7 +26,7 @@ _LAYOUT = frozenset({*RENDEZVOUS_OPTIONS, "standalone"})
 
 
 @dataclass(frozen=True)
-class Choice:
+class AccelerateChoice:
     """The part of an accelerate configuration that a run uses."""
 
     environment: Mapping[str, str] = field(default_factory=dict)  # variables to set for all ranks
@@ -36,7 +36,7 @@ class Choice:
     working_folder: bool = False  # whether ranks find modules in the working folder
 
 
-def named(settings: Settings, path: str, environ: Mapping[str, str]) -> Choice:
+def named(settings: AccelerateSettings, path: str, environ: Mapping[str, str]) -> AccelerateChoice:
     """Return the choice for a named configuration.
 
     As in accelerate, it takes precedence over the environment.
@@ -47,12 +47,17 @@ def named(settings: Settings, path: str, environ: Mapping[str, str]) -> Choice:
     words = ", ".join(settings.asks) or "nothing but defaults"
     replaces = f"; replaces {', '.join(replaced)}" if replaced else ""
     summary = f"accelerate: {words} ({path}{replaces})"
-    return Choice(settings.environment, summary, working_folder=settings.working_folder)
+    return AccelerateChoice(settings.environment, summary, working_folder=settings.working_folder)
 
 
 def by_default(
-    settings: Settings, path: str, environ: Mapping[str, str], *, num_gpus: int, has_deepspeed: bool
-) -> Choice:
+    settings: AccelerateSettings,
+    path: str,
+    environ: Mapping[str, str],
+    *,
+    num_gpus: int,
+    has_deepspeed: bool,
+) -> AccelerateChoice:
     """Return the choice for accelerate's default configuration, for scripts that import accelerate.
 
     The run uses nothing of it if the environment already configures the training, or if it would
@@ -60,31 +65,31 @@ def by_default(
     mentioned.
     """
     if not settings.asks or "ACCELERATE_MIXED_PRECISION" in environ:
-        return Choice()
+        return AccelerateChoice()
     for_gpus = "gpu" in settings.needs
     for_cpus = settings.environment.get("ACCELERATE_USE_CPU") == "True"
     lacks_gpus = for_gpus and not num_gpus
     ignores_gpus = for_cpus and num_gpus > 0
     if lacks_gpus or ignores_gpus:
-        return Choice()
+        return AccelerateChoice()
     by_hand = sorted(name for name in environ if name.startswith("ACCELERATE_USE_"))
     if by_hand:
-        return Choice(
+        return AccelerateChoice(
             warnings=_not_set(
                 settings, path, f"{', '.join(by_hand)} is set, so the environment decides"
             )
         )
     obstacle = _obstacle(settings, has_deepspeed=has_deepspeed)
     if obstacle:
-        return Choice(warnings=_not_set(settings, path, obstacle))
+        return AccelerateChoice(warnings=_not_set(settings, path, obstacle))
     environment = {
         name: value for name, value in settings.environment.items() if name not in _OF_THE_MACHINE
     }
     summary = f"accelerate: {', '.join(settings.asks)} ({path}; not with --accelerate-config none)"
-    return Choice(environment, summary, working_folder=settings.working_folder)
+    return AccelerateChoice(environment, summary, working_folder=settings.working_folder)
 
 
-def _obstacle(settings: Settings, *, has_deepspeed: bool) -> str:
+def _obstacle(settings: AccelerateSettings, *, has_deepspeed: bool) -> str:
     if "deepspeed" in settings.needs and not has_deepspeed:
         return "DeepSpeed is not installed here"
     if {"ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG"} & set(
@@ -94,7 +99,7 @@ def _obstacle(settings: Settings, *, has_deepspeed: bool) -> str:
     return ""
 
 
-def _not_set(settings: Settings, path: str, reason: str) -> tuple[Finding]:
+def _not_set(settings: AccelerateSettings, path: str, reason: str) -> tuple[Finding]:
     warning = Finding(
         "launcher-config-ignored",
         "the script imports accelerate, whose default configuration asks for"
@@ -111,7 +116,7 @@ def _not_set(settings: Settings, path: str, reason: str) -> tuple[Finding]:
     return (warning,)
 
 
-def layout(settings: Settings, *, decided: Mapping[str, object]) -> dict[str, str]:
+def layout(settings: AccelerateSettings, *, decided: Mapping[str, object]) -> dict[str, str]:
     """Return the options of a named configuration that nothing else has decided.
 
     ``decided`` are those typed, inherited from torchrun's variables, or taken from Slurm.

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline import env
 from paceline.errors import SetupError, UsageError
-from paceline.launch.plan.accelerate.settings import Settings, settle
+from paceline.launch.plan.accelerate.settings import AccelerateSettings, settle
 
 NONE = "none"  # in place of a file: do not use the default one either
 
@@ -23,7 +23,7 @@ def default_path(environ: Mapping[str, str]) -> Path:
     return home / "accelerate" / "default_config.yaml"
 
 
-def settings_of(file: str) -> Settings:
+def settings_of(file: str) -> AccelerateSettings:
     """Return the settings that ``accelerate launch --config_file FILE`` would use.
 
     Raises UsageError if the file cannot be read, or requires a launch that paceline does not

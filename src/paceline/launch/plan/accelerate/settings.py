@@ -20,7 +20,7 @@ _SOURCE = "accelerate's configuration"
 
 
 @dataclass(frozen=True)
-class Settings:
+class AccelerateSettings:
     """The settings that ``accelerate launch`` would use."""
 
     environment: Mapping[str, str]  # variables of the ranks
@@ -37,7 +37,7 @@ def settle(
     config: Mapping[str, Any] | None,
     *,
     source: str = _SOURCE,  # of the configuration, for messages
-) -> Settings:
+) -> AccelerateSettings:
     """Return the settings that ``accelerate launch`` would use.
 
     Raises UsageError if the configuration requires a TPU or SageMaker, which paceline does not
@@ -57,7 +57,7 @@ def settle(
         )
     kind = _kind(values)
     options, layout_notes = _options(values, kind, typed)
-    return Settings(
+    return AccelerateSettings(
         environment=_environment(values, kind, typed, config),
         options=options,
         asks=_asks(values, kind),

@@ -12,7 +12,7 @@ from paceline.train.trainer.optimizers import never_logged
 from paceline.train.trainer.options import count, one_of
 
 
-class Verdict(NamedTuple):
+class StopVerdict(NamedTuple):
     """What a value of the metric means."""
 
     stops: bool  # whether training stops
@@ -131,26 +131,28 @@ class EarlyStopping(Callback):
         if verdict.reason and self.verbose:
             trainer.print(verdict.reason)
 
-    def judge(self, value: float) -> Verdict:
+    def judge(self, value: float) -> StopVerdict:
         """Return what a value of the metric means, and count it if it does not improve."""
         best, name = float(self.best_score), self.monitor
         if self.check_finite and not math.isfinite(value):
-            return Verdict(True, False, f"{name} = {value} is not finite; the best was {best:.4g}")
+            return StopVerdict(
+                True, False, f"{name} = {value} is not finite; the best was {best:.4g}"
+            )
         if self.stopping_threshold is not None and self._is_better(value, self.stopping_threshold):
-            return Verdict(
+            return StopVerdict(
                 True, False, f"{name} = {value:.4g} has passed {self.stopping_threshold}"
             )
         worst = self.divergence_threshold
         if worst is not None and self._is_better(worst, value):
-            return Verdict(True, False, f"{name} = {value:.4g} is worse than {worst}")
+            return StopVerdict(True, False, f"{name} = {value:.4g} is worse than {worst}")
         gain = best - value if self.mode == "min" else value - best
         if gain > self.min_delta:
-            return Verdict(False, True, f"{name} improved to {value:.4g}")
+            return StopVerdict(False, True, f"{name} improved to {value:.4g}")
         self.wait_count += 1
         if self.wait_count < self.patience:
-            return Verdict(False, False)
+            return StopVerdict(False, False)
         reason = f"{name} did not improve on {best:.4g} in {self.wait_count} checks"
-        return Verdict(True, False, reason)
+        return StopVerdict(True, False, reason)
 
     def _is_better(self, value: float, other: float) -> bool:
         return value < other if self.mode == "min" else value > other

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from paceline.diagnose.lint import lint
-from paceline.diagnose.lint.files import MOST_SHELL, Source, is_python
+from paceline.diagnose.lint.files import MOST_SHELL, SourceFile, is_python
 from paceline.diagnose.lint.ignore import unsuppressed
 from paceline.diagnose.lint.job import judge
 from paceline.diagnose.lint.job.judging import read as read_job
 from paceline.diagnose.lint.job.launches import MOST_LAUNCHES
 from paceline.diagnose.lint.job.shell.interpret import MOST_COMMANDS
-from paceline.diagnose.lint.report import CheckedFile, Report
+from paceline.diagnose.lint.report import CheckedFile, LintReport
 from paceline.errors import Finding
 
 WRONG = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n#SBATCH -c 8 --mem=0 -t 60\npython fit.py\n"
@@ -51,7 +51,7 @@ def names(report):
     ],
 )
 def test_a_file_is_taken_for_what_it_is(name, text, python):
-    assert is_python(Source(name, text)) is python
+    assert is_python(SourceFile(name, text)) is python
 
 
 def test_a_mistake_is_an_error_and_the_command_ends_with_one(tmp_path):
@@ -164,7 +164,7 @@ def test_the_report_is_sorted_by_file_severity_and_line():
         Finding("double-launch", "d", where="a:9"),
     )
     early = Finding("missing-srun", "m", where="a:3")
-    report = Report((CheckedFile("b", ()), CheckedFile("a", (hint, late, early))))
+    report = LintReport((CheckedFile("b", ()), CheckedFile("a", (hint, late, early))))
     assert report.findings == [early, late, hint]
     text = report.render()
     assert (
@@ -178,12 +178,15 @@ def test_the_report_is_sorted_by_file_severity_and_line():
 
 
 def test_several_files_without_a_finding_are_one_line():
-    assert Report((CheckedFile("a", ()), CheckedFile("b", ()))).render() == "2 files: nothing found"
+    assert (
+        LintReport((CheckedFile("a", ()), CheckedFile("b", ()))).render()
+        == "2 files: nothing found"
+    )
 
 
 def test_the_same_finding_is_told_once():
     twice = Finding("missing-srun", "m", where="a:3")
-    assert Report((CheckedFile("a", (twice, twice)),)).findings == [twice]
+    assert LintReport((CheckedFile("a", (twice, twice)),)).findings == [twice]
 
 
 def test_the_same_file_is_judged_once_and_the_order_is_kept(tmp_path, monkeypatch):

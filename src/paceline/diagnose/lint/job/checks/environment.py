@@ -10,7 +10,7 @@ from itertools import islice
 
 from paceline.diagnose.lint.job.case import Case
 from paceline.diagnose.lint.job.launches import Launch
-from paceline.diagnose.lint.job.shell.trace import Call
+from paceline.diagnose.lint.job.shell.trace import CommandCall
 from paceline.errors import Finding
 
 # Finding the closest known name of an unknown variable takes time.
@@ -67,7 +67,7 @@ def environment_on_one_node(case: Case) -> Iterator[Finding]:
         return
 
 
-def _created_folder(case: Case, call: Call) -> str:
+def _created_folder(case: Case, call: CommandCall) -> str:
     """Return the node-local folder in which a command creates an environment, or empty."""
     words = [case.show(arg.text) for arg in call.args]
     local = (word for word in words[1:] if _NODE_LOCAL.match(word.partition("=")[2] or word))

@@ -9,7 +9,7 @@ from itertools import pairwise
 from paceline.diagnose.lint.job.case import Case
 from paceline.diagnose.lint.job.launches import Launch
 from paceline.diagnose.lint.job.sbatch_options import names
-from paceline.diagnose.lint.job.shell.trace import Call
+from paceline.diagnose.lint.job.shell.trace import CommandCall
 from paceline.diagnose.lint.job.shell.values import NODE, Symbol, constant
 from paceline.errors import Finding, closest
 
@@ -92,7 +92,7 @@ def _text_after_backslash(case: Case, line: int) -> Finding:
     )
 
 
-def _option_as_command(case: Case, before: Call, call: Call) -> Finding:
+def _option_as_command(case: Case, before: CommandCall, call: CommandCall) -> Finding:
     return case.finding(
         "broken-line-continuation",
         f"{case.show(call.args[0].text)} runs as its own command",

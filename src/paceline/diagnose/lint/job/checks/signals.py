@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from paceline.diagnose.lint.job.case import Case
 from paceline.diagnose.lint.job.directives import Directive
 from paceline.diagnose.lint.job.launches import Launch
-from paceline.diagnose.lint.job.shell.trace import Call, Trap
+from paceline.diagnose.lint.job.shell.trace import CommandCall, Trap
 from paceline.diagnose.lint.job.shell.values import BATCH
 from paceline.errors import Finding
 
@@ -217,7 +217,7 @@ def background_steps(case: Case) -> Iterator[Finding]:
             return
 
 
-def _lasts(call: Call) -> bool:
+def _lasts(call: CommandCall) -> bool:
     """Return whether a command may take long enough for a background program to finish."""
     if call.name == "sleep":
         return (

@@ -15,16 +15,16 @@ from functools import partial
 
 from paceline.diagnose.lint.job.shell.conditions import TESTS, decide, is_test
 from paceline.diagnose.lint.job.shell.parser import DECLARERS, parse
-from paceline.diagnose.lint.job.shell.trace import Call, Setting, Submitted, Trace
+from paceline.diagnose.lint.job.shell.trace import CommandCall, Submitted, Trace, TracedValue
 from paceline.diagnose.lint.job.shell.tree import (
     Assign,
-    Case,
+    CaseStatement,
     Function,
-    Group,
+    GroupStatement,
     If,
-    Loop,
+    LoopStatement,
     Node,
-    Script,
+    ShellScript,
     Simple,
     assigned,
 )
@@ -39,7 +39,7 @@ from paceline.diagnose.lint.job.shell.values import (
     constant,
 )
 from paceline.diagnose.lint.job.shell.words import Word
-from paceline.diagnose.lint.job.shell.wrappers import Step, base_name, nested, peel
+from paceline.diagnose.lint.job.shell.wrappers import WrappedStart, base_name, nested, peel
 
 MOST_COMMANDS = 2_000
 MOST_NESTED = 6
@@ -60,7 +60,7 @@ class _Frame:
     """How the commands that are walked run."""
 
     place: str = BATCH
-    step: Step | None = None
+    step: WrappedStart | None = None
     maybe: bool = False
     looped: bool = False
     background: bool = False
@@ -69,7 +69,7 @@ class _Frame:
     line: int = 0
 
 
-def interpret(script: Script, presets: Mapping[str, str], symbols: Symbols) -> Trace:
+def interpret(script: ShellScript, presets: Mapping[str, str], symbols: Symbols) -> Trace:
     """Walk a batch script; ``presets`` are Slurm's variables that follow from the directives."""
     trace = Trace(symbols)
     walker = _Walker(trace, Expander(symbols, {}, presets=presets), set(), _Budget())
@@ -132,13 +132,13 @@ class _Walker:
     def _visit(self, node: Node, frame: _Frame, *, maybe: bool) -> None:
         if isinstance(node, Simple):
             self._perhaps(partial(self._simple, node, frame), maybe=maybe)
-        elif isinstance(node, Group):
+        elif isinstance(node, GroupStatement):
             self._group(node, frame, maybe=maybe)
         elif isinstance(node, If):
             self._if(node, frame)
-        elif isinstance(node, Loop):
+        elif isinstance(node, LoopStatement):
             self._loop(node, frame)
-        elif isinstance(node, Case):
+        elif isinstance(node, CaseStatement):
             inner = replace(frame, maybe=True)
             self._either([partial(self.walk, body, inner) for body in node.bodies], True)
         elif isinstance(node, Function):
@@ -151,7 +151,7 @@ class _Walker:
         else:
             action()
 
-    def _group(self, node: Group, frame: _Frame, *, maybe: bool) -> None:
+    def _group(self, node: GroupStatement, frame: _Frame, *, maybe: bool) -> None:
         ended, folder = self.ended, self.folder
         self._perhaps(partial(self.walk, node.body, frame), maybe=maybe)
         if node.subshell or maybe:
@@ -208,7 +208,7 @@ class _Walker:
     def _vague(self, name: str) -> str:
         return self.trace.symbols.char(Symbol(f"${name}", self.expander.place, "", "", True))
 
-    def _loop(self, node: Loop, frame: _Frame) -> None:
+    def _loop(self, node: LoopStatement, frame: _Frame) -> None:
         for name in {node.name, *assigned(node.body)} - {""}:
             self.expander.values[name] = self._vague(name)
         if node.name and node.words:
@@ -285,7 +285,7 @@ class _Walker:
     def _note(self, name: str, frame: _Frame, line: int) -> None:
         value = self.expander.values[name]
         self.trace.settings.append(
-            Setting(name, value, line, name in self.exported, frame.place, frame.maybe)
+            TracedValue(name, value, line, name in self.exported, frame.place, frame.maybe)
         )
 
     # builtins
@@ -382,7 +382,7 @@ class _Walker:
             # a line of options only: the command before it was truncated
             self.trace.calls[-1] = replace(self.trace.calls[-1], chained=True)
         line = frame.line or node.line
-        call = Call(
+        call = CommandCall(
             tuple(args),
             line,
             max(node.end_line, line),

@@ -11,20 +11,20 @@ import re
 
 from paceline.diagnose.lint.job.shell.tree import (
     Assign,
-    Case,
+    CaseStatement,
     Function,
-    Group,
+    GroupStatement,
     If,
-    Loop,
+    LoopStatement,
     Node,
-    Script,
+    ShellScript,
     Simple,
 )
 from paceline.diagnose.lint.job.shell.words import (
     Cursor,
-    Part,
     ShellError,
     Word,
+    WordPart,
     parse_word,
     read_word,
 )
@@ -36,10 +36,10 @@ DECLARERS = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _CLOSERS = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
 
 
-def parse(source: str, *, line: int = 1, depth: int = 0) -> Script:
+def parse(source: str, *, line: int = 1, depth: int = 0) -> ShellScript:
     """Parse a script that begins at a line, and is nested ``depth`` deep in other scripts."""
-    reader = _Reader(Cursor(source, line, depth))
-    script = Script(reader.nodes, broken=reader.cursor.broken, data_lines=reader.data_lines)
+    reader = _ShellReader(Cursor(source, line, depth))
+    script = ShellScript(reader.nodes, broken=reader.cursor.broken, data_lines=reader.data_lines)
     try:
         reader.read_all()
     except ShellError as error:
@@ -49,7 +49,7 @@ def parse(source: str, *, line: int = 1, depth: int = 0) -> Script:
     return script
 
 
-class _Reader:
+class _ShellReader:
     def __init__(self, cursor: Cursor) -> None:
         self.cursor = cursor
         self.nodes: list[Node] = []
@@ -118,7 +118,7 @@ class _Reader:
                 return parse_word(text, line=line, quoted=True, depth=self.cursor.depth)
             except ShellError:
                 pass
-        return Word((Part("text", text, True),), line, text)
+        return Word((WordPart("text", text, True),), line, text)
 
     # lists
 
@@ -193,7 +193,7 @@ class _Reader:
             if cursor.peek() != ")":
                 raise cursor.fail("( is not closed")
             cursor.at += 1
-            return self._redirected(Group(body, True, line))
+            return self._redirected(GroupStatement(body, True, line))
         keyword = self._keyword()
         if keyword == "[[":
             return self._redirected(self._test(line))
@@ -225,8 +225,8 @@ class _Reader:
                 cursor.at = match.end()
                 inner = raw[2:-2]
                 words = [
-                    Word((Part("text", "(("),), line, "(("),
-                    Word((Part("arith", inner),), line, inner),
+                    Word((WordPart("text", "(("),), line, "(("),
+                    Word((WordPart("arith", inner),), line, inner),
                 ]
                 return Simple(words=words, line=line, end_line=cursor.line)
         raise cursor.fail("(( is not closed")
@@ -243,7 +243,7 @@ class _Reader:
             sign = re.compile(r"&&|\|\||[&|()<>;]").match(cursor.source, cursor.at)
             if sign:
                 cursor.at = sign.end()
-                command.words.append(Word((Part("text", sign[0]),), cursor.line, sign[0]))
+                command.words.append(Word((WordPart("text", sign[0]),), cursor.line, sign[0]))
                 continue
             word = read_word(cursor)
             command.words.append(word)
@@ -255,7 +255,7 @@ class _Reader:
     def _brace(self, line: int) -> Node:
         body = self._block("}")
         self.cursor.at += 1
-        return Group(body, False, line)
+        return GroupStatement(body, False, line)
 
     def _if(self, line: int) -> Node:
         branches: list[tuple[list[Node], list[Node]]] = []
@@ -277,7 +277,7 @@ class _Reader:
         self._expect("do")
         body = self._block("done")
         self._expect("done")
-        return Loop(condition, body, "", [], line)
+        return LoopStatement(condition, body, "", [], line)
 
     def _for(self, line: int) -> Node:
         self._blanks()
@@ -301,7 +301,7 @@ class _Reader:
         self._expect(opening)
         body = self._block(closing)
         self._expect(closing)
-        return Loop([], body, name, words, line)
+        return LoopStatement([], body, name, words, line)
 
     def _words(self) -> list[Word]:
         words: list[Word] = []
@@ -322,7 +322,7 @@ class _Reader:
             self._newlines()
             if self._keyword() == "esac":
                 self.cursor.at += 4
-                return Case(bodies, line)
+                return CaseStatement(bodies, line)
             end = self.cursor.source.find(")", self.cursor.at + 1)
             if end < 0:
                 raise self.cursor.fail("esac is missing")
@@ -428,12 +428,12 @@ class _Reader:
 
 
 _COMPOUND = {
-    "{": _Reader._brace,
-    "if": _Reader._if,
-    "while": _Reader._while,
-    "until": _Reader._while,
-    "for": _Reader._for,
-    "select": _Reader._for,
-    "case": _Reader._case,
-    "function": _Reader._function,
+    "{": _ShellReader._brace,
+    "if": _ShellReader._if,
+    "while": _ShellReader._while,
+    "until": _ShellReader._while,
+    "for": _ShellReader._for,
+    "select": _ShellReader._for,
+    "case": _ShellReader._case,
+    "function": _ShellReader._function,
 }

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.diagnose.lint.job.shell.values import Arg, Symbols, Value
-from paceline.diagnose.lint.job.shell.wrappers import Step, base_name
+from paceline.diagnose.lint.job.shell.wrappers import WrappedStart, base_name
 
 # Signals, handler and line of a ``trap``.
 Trap = tuple[tuple[str, ...], str, int]
 
 
 @dataclass(frozen=True)
-class Call:
+class CommandCall:
     """A program that the script starts."""
 
     args: tuple[Arg, ...]  # the program and its arguments, without wrappers
@@ -23,7 +23,7 @@ class Call:
     end_line: int  # last line of the command
     place: str  # ``batch`` or ``node``
     # the job step (srun, mpirun, ssh) that it runs in, or None for the batch shell itself
-    step: Step | None
+    step: WrappedStart | None
     env: Mapping[str, Value]  # exported variables that it sees, as far as known
     maybe: bool = False  # True if it runs only under an unknown condition
     looped: bool = False  # True inside a loop
@@ -40,7 +40,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Setting:
+class TracedValue:
     """A variable that the script sets."""
 
     name: str  # the variable
@@ -67,8 +67,8 @@ class Trace:
     """The commands and settings of a script."""
 
     symbols: Symbols  # the symbols of all values
-    calls: list[Call] = field(default_factory=list)  # programs in order
-    settings: list[Setting] = field(default_factory=list)  # variables in order
+    calls: list[CommandCall] = field(default_factory=list)  # programs in order
+    settings: list[TracedValue] = field(default_factory=list)  # variables in order
     traps: list[Trap] = field(default_factory=list)  # signal handlers in order
     sourced: bool = False  # True if the script sources a file whose content is unknown
     waits: bool = False  # True if the script waits for background programs

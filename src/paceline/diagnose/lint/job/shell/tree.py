@@ -11,7 +11,7 @@ from paceline.diagnose.lint.job.shell.words import ShellError, Word
 
 _ASSIGNED_BY_ARITHMETIC = re.compile(r"([A-Za-z_]\w*)\s*(?:[-+*/%]?=(?!=)|\+\+|--)")
 
-Node = Union["Simple", "Group", "If", "Loop", "Case", "Function"]
+Node = Union["Simple", "GroupStatement", "If", "LoopStatement", "CaseStatement", "Function"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Simple:
 
 
 @dataclass
-class Group:
+class GroupStatement:
     """``{ ...; }`` or ``( ... )``."""
 
     body: list[Node]
@@ -64,7 +64,7 @@ class If:
 
 
 @dataclass
-class Loop:
+class LoopStatement:
     """``for``, ``while``, ``until`` or ``select``; ``name`` and ``words`` of a ``for``."""
 
     condition: list[Node]
@@ -77,7 +77,7 @@ class Loop:
 
 
 @dataclass
-class Case:
+class CaseStatement:
     """``case``: the bodies of its clauses."""
 
     bodies: list[list[Node]]
@@ -98,7 +98,7 @@ class Function:
 
 
 @dataclass
-class Script:
+class ShellScript:
     """A parsed script."""
 
     nodes: list[Node]  # the commands in order
@@ -113,7 +113,7 @@ def assigned(nodes: list[Node]) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, Simple):
             yield from _assigned_by(node)
-        elif isinstance(node, Loop) and node.name:
+        elif isinstance(node, LoopStatement) and node.name:
             yield node.name
         yield from assigned(_inner_nodes(node))
 
@@ -129,6 +129,6 @@ def _inner_nodes(node: Node) -> list[Node]:
     if isinstance(node, If):
         branches = [part for condition, body in node.branches for part in (*condition, *body)]
         return [*branches, *(node.otherwise or [])]
-    if isinstance(node, Case):
+    if isinstance(node, CaseStatement):
         return [part for body in node.bodies for part in body]
-    return node.body if isinstance(node, Loop | Group) else []
+    return node.body if isinstance(node, LoopStatement | GroupStatement) else []

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from paceline.diagnose.lint.job.shell.words import Part, ShellError, Word, parse_word
+from paceline.diagnose.lint.job.shell.words import ShellError, Word, WordPart, parse_word
 
 _FIRST = 0xF0000
 _MOST_SYMBOLS = 60_000
@@ -124,7 +124,7 @@ class Expander:
         may_be_several = all(_may_be_several(part) for part in word.parts)
         return [Arg(text, word.line, may_be_several and self._loose(text)) for text in texts]
 
-    def _pieces(self, part: Part) -> list[str]:
+    def _pieces(self, part: WordPart) -> list[str]:
         """Return the texts of a part: the first continues the last argument, others follow."""
         if part.kind == "text":
             return [part.text] if part.text or part.quoted else []
@@ -146,7 +146,7 @@ class Expander:
         symbol = self.symbols.only(text)
         return symbol is not None and symbol.loose
 
-    def _elements(self, part: Part) -> list[str] | None:
+    def _elements(self, part: WordPart) -> list[str] | None:
         """Return the elements of ``"$@"`` or ``"${array[@]}"``, None for a single value."""
         if part.kind != "var" or part.op or part.index.startswith(("#", "!")):
             return None
@@ -158,7 +158,7 @@ class Expander:
                 return list(value)
         return None
 
-    def part(self, part: Part) -> str:
+    def part(self, part: WordPart) -> str:
         """Return the value of an expansion."""
         if part.kind == "var":
             return self._cut(self._variable(part))
@@ -199,7 +199,7 @@ class Expander:
             return str(len(self.arguments))
         return " ".join(self.arguments) if name in ("@", "*") else None
 
-    def _variable(self, part: Part) -> str:
+    def _variable(self, part: WordPart) -> str:
         name, raw = part.text, "${" + part.index.rstrip("@]*[") + part.text + part.op + "}"
         if part.index.startswith("#"):
             return self._length(name, part, raw)
@@ -217,7 +217,7 @@ class Expander:
             return value
         return self._changed(part, value)
 
-    def _length(self, name: str, part: Part, raw: str) -> str:
+    def _length(self, name: str, part: WordPart, raw: str) -> str:
         value = self.values.get(name)
         if isinstance(value, list) and all(constant(item) for item in value):
             return str(len(value))
@@ -227,7 +227,7 @@ class Expander:
                 return self.value("SLURM_JOB_NUM_NODES")
         return self._unknown(raw.replace("{", "{#", 1))
 
-    def _element(self, part: Part) -> str:
+    def _element(self, part: WordPart) -> str:
         value, index = self.values.get(part.text), self.arithmetic(part.index[1:-1])
         if isinstance(value, list) and index.isdigit() and not any(map(self._loose, value)):
             return value[int(index)] if int(index) < len(value) else ""
@@ -236,7 +236,7 @@ class Expander:
         name = "" if part.text in self.values else part.text
         return self._unknown(f"${{{part.text}{part.index}}}", name=name)
 
-    def _defaulted(self, name: str, default: re.Match[str], part: Part) -> str:
+    def _defaulted(self, name: str, default: re.Match[str], part: WordPart) -> str:
         sign, otherwise = default[1], default[2]
         text = f"${{{name}{part.op}}}"
         value = self.values.get(name, self.presets.get(name))
@@ -258,7 +258,7 @@ class Expander:
         except ShellError:
             return self._unknown(text, loose=True)
 
-    def _changed(self, part: Part, value: str) -> str:
+    def _changed(self, part: WordPart, value: str) -> str:
         text = "${" + part.text + part.op + "}"
         cut = re.fullmatch(r"(%%?|##?)([^*?\[$`]*)", part.op)
         if cut and constant(value):
@@ -299,7 +299,7 @@ class Expander:
         return self._unknown(f"$({source})", loose=True, command=source)
 
 
-def _may_be_several(part: Part) -> bool:
+def _may_be_several(part: WordPart) -> bool:
     """Return whether a part may expand to several arguments, since it is not quoted or a list."""
     return not part.quoted or part.index in ("[@]", "[*]") or part.text in ("@", "")
 

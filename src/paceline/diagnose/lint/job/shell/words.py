@@ -41,7 +41,7 @@ class ShellError(Exception):
 
 
 @dataclass(frozen=True)
-class Part:
+class WordPart:
     """A piece of a word."""
 
     # ``text``, ``var`` (``$NAME``), ``cmd`` (``$(...)``), ``arith`` (``$((...))``) or ``proc``
@@ -58,7 +58,7 @@ class Part:
 class Word:
     """One word of a command."""
 
-    parts: tuple[Part, ...]  # its pieces in order
+    parts: tuple[WordPart, ...]  # its pieces in order
     line: int  # where it begins
     raw: str  # as it is written
 
@@ -78,7 +78,7 @@ class Word:
         """
         return (
             self.parts[0].text
-            if len(self.parts) == 1 and self.parts[0] == Part("text", self.raw)
+            if len(self.parts) == 1 and self.parts[0] == WordPart("text", self.raw)
             else ""
         )
 
@@ -119,14 +119,14 @@ class Cursor:
 def read_word(cursor: Cursor) -> Word:
     """Read the word at the cursor, which is at its first character."""
     line, start = cursor.line, cursor.at
-    parts: list[Part] = []
+    parts: list[WordPart] = []
     while cursor.at < len(cursor.source):
         char = cursor.peek()
         if char in "<>" and cursor.peek(2) in ("<(", ">(") and cursor.at == start:
             cursor.at += 1
-            parts.append(Part("proc", _balanced(cursor)))
+            parts.append(WordPart("proc", _balanced(cursor)))
         elif char == "(" and cursor.at > start and cursor.source[cursor.at - 1] in "!@?*+":
-            parts.append(Part("text", f"({_balanced(cursor)})"))  # a pattern of bash's extglob
+            parts.append(WordPart("text", f"({_balanced(cursor)})"))  # a pattern of bash's extglob
         elif char in _END_OF_WORD:
             break
         else:
@@ -138,31 +138,31 @@ def parse_word(text: str, *, line: int = 1, quoted: bool = False, depth: int = 0
     """Read a whole text as one word, blanks included, as inside ``${NAME:-text}`` or a heredoc."""
     cursor = Cursor(text, line, depth)
     cursor.deeper()
-    parts: list[Part] = []
+    parts: list[WordPart] = []
     while cursor.at < len(text):
         if quoted:
             _double(cursor, parts, until="")
             break
         if cursor.peek() in _END_OF_WORD or cursor.peek() == "#":
-            parts.append(Part("text", cursor.peek()))
+            parts.append(WordPart("text", cursor.peek()))
             cursor.at += 1
         else:
             _read_piece(cursor, parts)
     return Word(tuple(_joined(parts)), line, text)
 
 
-def _joined(parts: list[Part]) -> list[Part]:
-    joined: list[Part] = []
+def _joined(parts: list[WordPart]) -> list[WordPart]:
+    joined: list[WordPart] = []
     for part in parts:
         last = joined[-1] if joined else None
         if last and last.kind == part.kind == "text" and last.quoted == part.quoted:
-            joined[-1] = Part("text", last.text + part.text, part.quoted)
+            joined[-1] = WordPart("text", last.text + part.text, part.quoted)
         else:
             joined.append(part)
     return joined
 
 
-def _read_piece(cursor: Cursor, parts: list[Part]) -> None:
+def _read_piece(cursor: Cursor, parts: list[WordPart]) -> None:
     char = cursor.peek()
     if char == "\\":
         _escape(cursor, parts)
@@ -170,34 +170,34 @@ def _read_piece(cursor: Cursor, parts: list[Part]) -> None:
         end = cursor.source.find("'", cursor.at + 1)
         if end < 0:
             raise cursor.fail("a single quote is not closed")
-        parts.append(Part("text", cursor.source[cursor.at + 1 : end], True))
+        parts.append(WordPart("text", cursor.source[cursor.at + 1 : end], True))
         cursor.at = end + 1
     elif char == '"':
         cursor.at += 1
-        parts.append(Part("text", "", True))
+        parts.append(WordPart("text", "", True))
         _double(cursor, parts, until='"')
         cursor.at += 1
     elif char == "$" and cursor.peek(2) == "$'":
-        parts.append(Part("text", _ansi(cursor), True))
+        parts.append(WordPart("text", _ansi(cursor), True))
     elif char in "$`":
         parts.append(_dollar(cursor, quoted=False))
     else:
         plain = _PLAIN.match(cursor.source, cursor.at)
         text = plain[0] if plain else char
-        parts.append(Part("text", text))
+        parts.append(WordPart("text", text))
         cursor.at += len(text)
 
 
-def _escape(cursor: Cursor, parts: list[Part]) -> None:
+def _escape(cursor: Cursor, parts: list[WordPart]) -> None:
     following = cursor.source[cursor.at + 1 : cursor.at + 2]
     if _BLANK_AFTER_BACKSLASH.match(cursor.source, cursor.at):
         cursor.broken.append(cursor.line)
     if following != "\n":
-        parts.append(Part("text", following, True))
+        parts.append(WordPart("text", following, True))
     cursor.at += 2 if following else 1
 
 
-def _double(cursor: Cursor, parts: list[Part], *, until: str) -> None:
+def _double(cursor: Cursor, parts: list[WordPart], *, until: str) -> None:
     source = cursor.source
     while cursor.at < len(source):
         char = source[cursor.at]
@@ -208,16 +208,16 @@ def _double(cursor: Cursor, parts: list[Part], *, until: str) -> None:
             if following == "\n":
                 pass
             elif following and following in '$`"\\':
-                parts.append(Part("text", following, True))
+                parts.append(WordPart("text", following, True))
             else:
-                parts.append(Part("text", "\\" + following, True))
+                parts.append(WordPart("text", "\\" + following, True))
             cursor.at += 2
         elif char in "$`":
             parts.append(_dollar(cursor, quoted=True))
         else:
             plain = _IN_DOUBLE.match(source, cursor.at)
             text = plain[0] if plain else char
-            parts.append(Part("text", text, True))
+            parts.append(WordPart("text", text, True))
             cursor.at += len(text)
     if until:
         raise cursor.fail("a double quote is not closed")
@@ -232,31 +232,31 @@ def _ansi(cursor: Cursor) -> str:
     return text.replace("\\n", "\n").replace("\\t", "\t").replace("\\'", "'")
 
 
-def _dollar(cursor: Cursor, *, quoted: bool) -> Part:
+def _dollar(cursor: Cursor, *, quoted: bool) -> WordPart:
     source, at = cursor.source, cursor.at
     if source[at] == "`":
         return _backticks(cursor, quoted=quoted)
     if source.startswith("$((", at):
         expression = _arithmetic(cursor)
         if expression is not None:
-            return Part("arith", expression, quoted)
+            return WordPart("arith", expression, quoted)
     if source.startswith("$(", at):
         cursor.at += 1
-        return Part("cmd", _balanced(cursor), quoted)
+        return WordPart("cmd", _balanced(cursor), quoted)
     if source.startswith("${", at):
         return _braces(cursor, quoted=quoted)
     name = _NAME.match(source, at + 1)
     if name:
         cursor.at = name.end()
-        return Part("var", name[0], quoted)
+        return WordPart("var", name[0], quoted)
     if source[at + 1 : at + 2] and source[at + 1] in _SPECIAL:
         cursor.at += 2
-        return Part("var", source[at + 1], quoted)
+        return WordPart("var", source[at + 1], quoted)
     cursor.at += 1
-    return Part("text", "$", quoted)
+    return WordPart("text", "$", quoted)
 
 
-def _backticks(cursor: Cursor, *, quoted: bool) -> Part:
+def _backticks(cursor: Cursor, *, quoted: bool) -> WordPart:
     end = cursor.at + 1
     while end < len(cursor.source) and cursor.source[end] != "`":
         end += 2 if cursor.source[end] == "\\" else 1
@@ -264,7 +264,7 @@ def _backticks(cursor: Cursor, *, quoted: bool) -> Part:
         raise cursor.fail("a backtick is not closed")
     inner = re.sub(r"\\([`$\\])", r"\1", cursor.source[cursor.at + 1 : end])
     cursor.at = end + 1
-    return Part("cmd", inner, quoted)
+    return WordPart("cmd", inner, quoted)
 
 
 def _arithmetic(cursor: Cursor) -> str | None:
@@ -280,7 +280,7 @@ def _arithmetic(cursor: Cursor) -> str | None:
     raise cursor.fail("$(( is not closed")
 
 
-def _braces(cursor: Cursor, *, quoted: bool) -> Part:
+def _braces(cursor: Cursor, *, quoted: bool) -> WordPart:
     cursor.deeper()
     start = at = cursor.at + 2
     source, depth = cursor.source, 1
@@ -301,9 +301,9 @@ def _braces(cursor: Cursor, *, quoted: bool) -> Part:
     cursor.depth -= 1
     match = _INDEXED.fullmatch(inner)
     if not match:
-        return Part("var", "?", quoted, op=inner)
+        return WordPart("var", "?", quoted, op=inner)
     sign, name, index, op = match.groups()
-    return Part("var", name, quoted, op or "", (sign or "") + (index or ""))
+    return WordPart("var", name, quoted, op or "", (sign or "") + (index or ""))
 
 
 def _balanced(cursor: Cursor) -> str:

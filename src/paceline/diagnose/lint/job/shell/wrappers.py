@@ -60,7 +60,7 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Step:
+class WrappedStart:
     """How a program is started on the nodes."""
 
     kind: str  # ``srun``, ``mpi`` or ``remote``
@@ -74,7 +74,7 @@ class Peeled:
     """A command without its wrappers."""
 
     args: list[Arg]  # the remaining program and arguments
-    step: Step | None = None  # the job step that it is part of
+    step: WrappedStart | None = None  # the job step that it is part of
     env: dict[str, str] = field(default_factory=dict)  # variables that wrappers set for it
     wrappers: tuple[str, ...] = ()  # their names
 
@@ -107,10 +107,10 @@ def _take(name: str, peeled: Peeled) -> int | None:
         peeled.step = peeled.step or step
         return consumed
     if name in _MPI:
-        peeled.step = peeled.step or Step("mpi", {}, args[0].line)
+        peeled.step = peeled.step or WrappedStart("mpi", {}, args[0].line)
         return _seek(args)
     if name in _REMOTE:
-        peeled.step = peeled.step or Step("remote", {}, args[0].line)
+        peeled.step = peeled.step or WrappedStart("remote", {}, args[0].line)
         return _seek(args)
     if name == "env":
         return _env(args, peeled.env)
@@ -125,7 +125,7 @@ def _take(name: str, peeled: Peeled) -> int | None:
     return None
 
 
-def _srun(args: list[Arg]) -> tuple[Step, int]:
+def _srun(args: list[Arg]) -> tuple[WrappedStart, int]:
     options: dict[str, str] = {}
     at, vague = 1, False
     while at < len(args):
@@ -141,7 +141,7 @@ def _srun(args: list[Arg]) -> tuple[Step, int]:
         if not arg.text.startswith("-") or arg.text == "-":
             break
         at += _srun_option(args, at, options)
-    return Step("srun", options, args[0].line, vague), at
+    return WrappedStart("srun", options, args[0].line, vague), at
 
 
 def _srun_option(args: list[Arg], at: int, options: dict[str, str]) -> int:

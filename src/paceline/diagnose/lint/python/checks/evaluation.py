@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.collective_calls import several
 from paceline.diagnose.lint.python.evaluation_loops import (
-    Evaluation,
+    EvaluationLoop,
     around_of,
     evaluations,
     is_evaluation,
@@ -112,7 +112,7 @@ def _reduces_by_name(script: Script, node: ast.AST) -> bool:
     return _REDUCES.search(name) is not None
 
 
-def _reported(script: Script, evaluation: Evaluation) -> ast.AST | None:
+def _reported(script: Script, evaluation: EvaluationLoop) -> ast.AST | None:
     """Return the call that prints or logs the metric, or the statement that returns it."""
     loop = evaluation.loop
     function = script.function(loop)

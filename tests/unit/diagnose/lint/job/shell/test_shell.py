@@ -4,7 +4,14 @@ import pytest
 
 from paceline.diagnose.lint.job.shell.interpret import interpret
 from paceline.diagnose.lint.job.shell.parser import parse
-from paceline.diagnose.lint.job.shell.tree import Case, Function, Group, If, Loop, Simple
+from paceline.diagnose.lint.job.shell.tree import (
+    CaseStatement,
+    Function,
+    GroupStatement,
+    If,
+    LoopStatement,
+    Simple,
+)
 from paceline.diagnose.lint.job.shell.values import BATCH, NODE, Symbols
 
 KNOWN = {"SLURM_NNODES": "2", "SLURM_JOB_NUM_NODES": "2"}
@@ -130,7 +137,7 @@ def test_the_program_is_seen_through_its_wrappers(source, program, wrappers):
 
 def test_a_script_is_a_tree():
     kinds = [type(node) for node in parse("a\n(b)\nif c; then d; fi\nwhile e; do f; done\ng() { h; }\ncase x in y) ;; esac").nodes]  # fmt: skip
-    assert kinds == [Simple, Group, If, Loop, Function, Case]
+    assert kinds == [Simple, GroupStatement, If, LoopStatement, Function, CaseStatement]
 
 
 def test_lines_of_words_and_of_data_are_known():
