@@ -16,7 +16,7 @@ from pathlib import Path
 from paceline import env
 from paceline.cli.new.folder import KINDS, promised_percent
 from paceline.codes import CODES
-from paceline.diagnose.catalogue.page import Page
+from paceline.diagnose.catalogue.shelf import Page
 from paceline.diagnose.catalogue.shelf import page as page_of
 from paceline.launch.plan.option import Option
 from paceline.launch.plan.options import OPTIONS

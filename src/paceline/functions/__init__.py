@@ -1,7 +1,6 @@
 """Python functions as jobs: ``paceline.submit``, ``paceline.map`` and the jobs that they return.
 
 api        submit one call, or one for each item
-options    keyword arguments, as options of ``paceline submit``
 pickles    functions, arguments and results as files of the run folder
 in_job     what runs on the ranks of a job: load the call, make it, store what it returns
 direct     ``paceline call``: make the call of a job in this process, without a launcher

@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.functions import options
+from paceline.functions import api
 from refusals import refusal
 
 
 def refused(**keywords):
-    return refusal(UsageError, options.typed, keywords)
+    return refusal(UsageError, api.typed_options, keywords)
 
 
 def test_values_become_what_is_typed():
-    assert options.typed(
+    assert api.typed_options(
         {
             "nodes": 2,
             "time": "2h",
@@ -31,7 +31,7 @@ def test_values_become_what_is_typed():
         "sbatch": ("--nice=100",),
         "run_dir": "here",
     }
-    assert options.typed({"sbatch": "--nice=100"}) == {"sbatch": ("--nice=100",)}
+    assert api.typed_options({"sbatch": "--nice=100"}) == {"sbatch": ("--nice=100",)}
 
 
 def test_a_misspelt_option_has_a_near_one():
@@ -56,6 +56,6 @@ def test_a_flag_is_true_or_false():
 
 def test_a_machine_without_slurm_obeys_the_launchers_options_only():
     keywords = {"nodes": 2, "time": "2h", "nproc_per_node": 2, "run_dir": "here"}
-    assert options.for_machine(keywords) == {"nproc_per_node": "2", "run_dir": "here"}
+    assert api.for_machine(keywords) == {"nproc_per_node": "2", "run_dir": "here"}
     with pytest.raises(UsageError):
-        options.for_machine({"node": 2})
+        api.for_machine({"node": 2})

@@ -2,7 +2,6 @@
 
 command     parses a command line: wrappers, the launcher, its options (pure)
 launchers   maps each launcher's options to options of paceline run, variables and notes (pure)
-line        quotes the resulting command line (pure)
 translate   combines the above; reads accelerate's configuration
 """
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline import env
 from paceline.cli.translate import command as command_line
-from paceline.cli.translate import launchers, line
+from paceline.cli.translate import launchers
 from paceline.cli.translate.command import LauncherCommand
 from paceline.cli.translate.launchers import Translated
-from paceline.cli.translate.line import TranslatedLine
 from paceline.launch.plan.accelerate import config_file
+from paceline.text import quoting
 
 
 def translate(words: Sequence[str]) -> TranslatedLine:
@@ -24,7 +27,7 @@ def translate(words: Sequence[str]) -> TranslatedLine:
         PacelineError: The line cannot be translated, or accelerate's configuration cannot be read.
     """
     command = command_line.parse(words)
-    return line.render(command, _translated(command))
+    return render(command, _translated(command))
 
 
 def _translated(command: LauncherCommand) -> Translated:
@@ -55,3 +58,86 @@ def _accelerate(typed: Mapping[str, str], file: str, environ: Mapping[str, str])
         file = str(default)
     config = config_file.read(Path(file)) if file else None
     return launchers.accelerate(typed, config, file=file or "accelerate's configuration")
+
+
+# The command line, quoted for a shell
+
+
+_COLUMNS = 100
+# $NAME, ${NAME...}, $(command), $((sum))
+_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[^{}]*\}|\(\([^()]*\)\)|\([^()]*\))", re.ASCII)
+_WORKING_FOLDER = 'PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$PWD"'
+
+
+@dataclass(frozen=True)
+class TranslatedLine:
+    """A command line of ``paceline run``."""
+
+    text: str  # the line to paste
+    environment: Mapping[str, str]  # variables that it sets for the ranks
+    notes: tuple[str, ...]  # options without a counterpart, and steps left to the user
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line as a dictionary for JSON."""
+        return {"line": self.text, "environment": dict(self.environment), "notes": list(self.notes)}
+
+
+def render(command: LauncherCommand, translated: Translated) -> TranslatedLine:
+    """Return the ``paceline run`` line that does the same as a command."""
+    arguments = command.arguments if translated.arguments is None else translated.arguments
+    variables = [f"{name}={_word(value, True)}" for name, value in translated.environment.items()]
+    variables += [_WORKING_FOLDER] if translated.working_folder else []
+    behind_wrapper = bool(variables and command.wrappers and not command.ends_with_env)
+    parts = [
+        *(_assignment(word, command.unexpanded) for word in command.assigned),
+        *(_word(word, True) for word in command.wrappers),
+        *(["env"] if behind_wrapper else []),
+        *variables,
+        *_paceline(command.launcher),
+        *_options(translated.options),
+        *(_word(word, command.unexpanded) for word in (command.script, *arguments)),
+    ]
+    return TranslatedLine(_filled(parts), translated.environment, translated.notes)
+
+
+def _paceline(launcher: str) -> list[str]:
+    """Return the words that call paceline in the launcher's Python environment."""
+    folder, slash, name = launcher.rpartition("/")
+    if re.match(r"python[0-9.]*$", name):
+        return [_word(launcher, True), "-m", "paceline", "run"] if slash else ["paceline", "run"]
+    return [_word(f"{folder}{slash}paceline", True), "run"]
+
+
+def _options(options: Mapping[str, str]) -> list[str]:
+    words = []
+    for name, value in options.items():
+        if name == "module":
+            continue
+        words.append("--" + name.replace("_", "-") + (f" {_word(value, True)}" if value else ""))
+    return [*words, "-m"] if "module" in options else words
+
+
+def _assignment(word: str, unexpanded: bool) -> str:
+    name, _, value = word.partition("=")
+    return f"{name}={_word(value, unexpanded)}" if value else f"{name}="
+
+
+def _word(text: str, unexpanded: bool) -> str:
+    """Quote a text as one shell word, in which an unexpanded ``$NAME`` remains a variable."""
+    has_variable = unexpanded and _VARIABLE.search(text)
+    if not has_variable or quoting.CONTROL.search(text):
+        return quoting.word(text)
+    variables = [*_VARIABLE.findall(text), ""]
+    literals = [re.sub(r'(["\\`$])', r"\\\1", part) for part in _VARIABLE.split(text)]
+    pairs = zip(literals, variables, strict=True)
+    return f'"{"".join(literal + variable for literal, variable in pairs)}"'
+
+
+def _filled(words: list[str]) -> str:
+    """Join words into continued lines, which a shell reads as one."""
+    lines = [""]
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) + 3 > _COLUMNS:
+            lines.append("   ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return " \\\n".join(lines)

@@ -10,7 +10,6 @@ and ``pairs`` say which of them explains another, and ``ranking`` orders the res
     candidates   turn the matches of a text into candidate faults, each with its tier
     collectives  infer from the lines of several ranks which rank a collective waits for, and why
     compressed   read logs compressed with gzip, xz, bzip2 or zstd, recognized by their first bytes
-    context      rename, reword and drop candidates by what the rest of the text shows
     exceptions   turn exceptions that no signature matches into candidate faults
     folder       explain a run folder from its recorded events
     inference    infer faults from several lines together, and change the tiers of candidates

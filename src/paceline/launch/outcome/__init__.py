@@ -14,7 +14,6 @@ report        the final report of a run: exit status, last lines and findings
 resume        decide how a stopped run is resumed: from which checkpoint, by which command
 root_cause    decide the likely root cause from the rank exits: who failed first, who is a
               victim, and why
-summary       summarise the counters and timed steps of a successful run as figures and lines
 weight        weigh an exit: is it the cause of a failure, or does it follow from another
               rank's end?
 """

@@ -2,7 +2,6 @@
 
 accelerate        the settings that ``accelerate launch`` (1.15) gives its ranks, for runs of
                   paceline
-batch_job         choose options from a job of PBS or LSF, as far as its variables go
 command_line      read and write command lines of ``paceline run``
 early_variables   find environment variables that are set too late: torch reads them only when
                   it is imported
@@ -20,7 +19,6 @@ parsing           parse the options of ``paceline run`` from the command line, v
                   preferences
 plan              choose the plan of a run: options and facts in, decisions with their reasons
                   out
-pod_start         choose options from the pod of Kubernetes that this launcher is in
 ports             check the port to listen on before torch is imported, which takes a second or
                   more
 preferences       read preferences of a user or site for all runs, from variables and a

@@ -1,7 +1,6 @@
 """Forecast the throughput of a script on more ranks, from a bench on a few.
 
 bench_data   what is taken from bench.json
-own_work     the time of the slowest of N ranks
 collectives  the time of an all-reduce, and how much of it backward hides
 fitting      the time of a step by number of ranks, fitted to a bench for each draw of the bootstrap
 prediction   points with intervals, where scaling ends, and what cannot be known

@@ -5,7 +5,6 @@ samples      who reads which samples, in which order; the samples of an evaluati
 rates        the learning rate
 replicas     whether ranks train one model together; their parameters
 updates      losses and gradients beside those of one rank
-judging      all properties, and their findings
 command      all of it, from the request to the result as text
 """
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from paceline.diagnose.catalogue import shelf
-from paceline.diagnose.catalogue.page import PageError, parse
+from paceline.diagnose.catalogue.shelf import PageError, parse
 
 TEXT = """# port-in-use
 

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import Finding
 from paceline.launch.monitor.stage_times import StepTime, Suspect
-from paceline.launch.outcome.summary import render, summarise
+from paceline.launch.outcome.report import render, summarise
 
 
 def pulse(

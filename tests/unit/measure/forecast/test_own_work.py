@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from paceline.measure.forecast.own_work import Differences, spread
+from paceline.measure.forecast.fitting import Differences, spread
 
 
 def uniform(count):
