@@ -7,6 +7,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 .PHONY: demo test test-ci test-all compat lint docs bench bench-links bench-tune bench-jobs release recordings \
 	cluster cluster-stop clean
 
+# Tests start thousands of interpreters. Where the environment forbids bytecode, as in many containers, each would
+# compile the package and the tests anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Two ranks on CPUs; on a machine with GPUs one rank per GPU.
 demo: .make-demo
 	ranks=$$($(BIN)/python scripts/demo_ranks.py) && $(BIN)/paceline run $$ranks examples/digits.py

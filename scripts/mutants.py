@@ -23,8 +23,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 LIMIT_S = 60
-QUICK = "not slow and not namespaces and not slurm and not alone and not healthy and not browser"
+# What ``make test`` runs, and those that only CI runs.
+QUICK = re.search(r"^SHORT := (.+)$", (ROOT / "Makefile").read_text(), re.M)[1]
 SWAPPED = {
     ast.Eq: "!=",
     ast.NotEq: "==",

@@ -96,6 +96,7 @@ class Watch:
         if now < self._next_s:
             return None
         self._next_s = now + _EVERY_S
+        self._note_heartbeats()
         late = now >= self._again_s and self._someone_is_late()
         calls = self._calls_for_a_look(now, late=late)
         if self._channel is None:
@@ -110,6 +111,7 @@ class Watch:
 
     def standing(self) -> dict[int, Position]:
         """Return where this node's ranks are, by local rank; empty if one has made progress."""
+        self._note_heartbeats()
         living = self._group.attempt.living
         if any(self._idle_s(local) <= self._quiet_limit_s(local) for local in living):
             return {}
@@ -148,14 +150,18 @@ class Watch:
             return False
         return all(self._idle_s(local) > self._quiet_limit_s(local) for local in living)
 
-    def _quiet_limit_s(self, local: int) -> float:
-        beat = self._group.counted(local)
-        if beat.beat_ns > self._moved_ns.get(local, 0):
+    def _note_heartbeats(self) -> None:
+        """Forget what only looks have shown, once a rank counts steps itself again."""
+        living = self._group.attempt.living
+        if any(self._group.counted(one).beat_ns > self._moved_ns.get(one, 0) for one in living):
             self._times_moved = 0
+
+    def _quiet_limit_s(self, local: int) -> float:
+        """Return how long a rank may make no progress before it is looked at, in seconds."""
         # A look costs the rank time: if only looks show that it makes progress, they become less
         # frequent.
         least_s = min(_QUIET_LAST_S, deadlines.NOTHING_MOVES_LOOK * (1 + self._times_moved))
-        return max(deadlines.scaled(least_s), _QUIET_STEPS * beat.step_s)
+        return max(deadlines.scaled(least_s), _QUIET_STEPS * self._group.counted(local).step_s)
 
     def _apart_s(self) -> float:
         """Return the least time between two looks that are compared."""

@@ -62,7 +62,13 @@ def set_epoch_missing(script: Script) -> Iterator[Finding]:
     if script.roots & DOES_IT_ALL or not loaders.epoch_loops(script):
         return
     for call in loaders.samplers(script):
-        if not _shuffles(call) or _has_set_epoch(script, call) or _goes_elsewhere(script, call):
+        if not _shuffles(call) or _has_set_epoch(script, call):
+            continue
+        if (
+            _is_unused_here(script, call)
+            or _is_for_evaluation(script, call)
+            or _leaves_the_file(script, call)
+        ):
             continue
         names = loaders.targets(script, call)
         name = names[0] if names else "sampler"
@@ -101,24 +107,29 @@ def _has_set_epoch(script: Script, call: ast.Call) -> bool:
     )
 
 
-def _goes_elsewhere(script: Script, call: ast.Call) -> bool:
-    """Return whether a sampler is for evaluation, or passed to another file, which may call
-    set_epoch.
-    """
-    names = loaders.targets(script, call)
-    if not names and not isinstance(script.parents.get(call), ast.keyword):
-        return True
-    if any(loaders.EVALUATING.search(name) and not loaders.TRAINING.search(name) for name in names):
-        return True
-    users = [
-        loader for loader in loaders.data_loaders(script) if _uses_sampler(script, loader, call)
-    ]
-    if not users:
-        return True
-    loader_names = [name for loader in users for name in loaders.targets(script, loader)]
-    if loader_names and all(loaders.is_for_training(script, loader) is False for loader in users):
-        return True
-    return _leaves_the_file(script, [*names, *loader_names])
+def _is_for_evaluation(script: Script, call: ast.Call) -> bool:
+    """Return whether a sampler, or each loader that uses it, is named as one for evaluation."""
+    for name in loaders.targets(script, call):
+        if loaders.EVALUATING.search(name) and not loaders.TRAINING.search(name):
+            return True
+    loader_calls = _loaders_of(script, call)
+    is_named = any(loaders.targets(script, loader) for loader in loader_calls)
+    return is_named and all(
+        loaders.is_for_training(script, loader) is False for loader in loader_calls
+    )
+
+
+def _is_unused_here(script: Script, call: ast.Call) -> bool:
+    """Return whether no loader of this file uses a sampler: the file that does may set its epoch."""
+    is_kept = bool(loaders.targets(script, call)) or isinstance(
+        script.parents.get(call), ast.keyword
+    )
+    return not is_kept or not _loaders_of(script, call)
+
+
+def _loaders_of(script: Script, sampler: ast.Call) -> list[ast.Call]:
+    everything = loaders.data_loaders(script)
+    return [loader for loader in everything if _uses_sampler(script, loader, sampler)]
 
 
 def _uses_sampler(script: Script, loader: ast.Call, sampler: ast.Call) -> bool:
@@ -126,14 +137,19 @@ def _uses_sampler(script: Script, loader: ast.Call, sampler: ast.Call) -> bool:
     return value is not None and loaders.sampler_call(script, value) is sampler
 
 
-def _leaves_the_file(script: Script, names: list[str]) -> bool:
-    """Return whether one of the names is passed to a function outside the file.
+def _leaves_the_file(script: Script, sampler: ast.Call) -> bool:
+    """Return whether a sampler or a loader of it is passed to a function outside the file.
 
     Within a loop over epochs, methods of unknown objects count too.
     """
     in_epochs = [node for loop in loaders.epoch_loops(script) for node in inside(loop)]
     calls = [node for node in in_epochs if _may_be_foreign(script, node)]
     calls += [call for call in script.calls if _is_foreign(script, call)]
+    names = [
+        name
+        for call in (sampler, *_loaders_of(script, sampler))
+        for name in loaders.targets(script, call)
+    ]
     short = {name.rpartition(".")[2] for name in names}
     return any(
         last(argument) in short
