@@ -12,11 +12,11 @@ import pytest
 from representative import representative_tests
 
 LIMIT = 500
-LINES = {"src": 111_400, "tests": 79_998}  # what grows is paid for by what goes
+LINES = {"src": 111_600, "tests": 80_100}  # what grows is paid for by what goes
 # Lines of each package, rounded up to the next hundred. A raise names what goes elsewhere, or has a design page.
 PACKAGES = {
     "": 1_600,
-    "cli": 2_800,
+    "cli": 2_900,
     "diagnose": 100,
     "diagnose/bundle": 700,
     "diagnose/catalogue": 200,
@@ -30,10 +30,10 @@ PACKAGES = {
     "launch/in_rank": 1_000,
     "launch/monitor": 4_400,
     "launch/outcome": 2_100,
-    "launch/plan": 4_100,
+    "launch/plan": 4_400,
     "launch/preflight": 1_200,
     "launch/probe": 5_100,
-    "launch/rendezvous": 2_000,
+    "launch/rendezvous": 2_100,
     "launch/run": 4_000,
     "machine": 2_600,
     "measure": 1_700,
@@ -42,13 +42,13 @@ PACKAGES = {
     "measure/report": 2_500,
     "measure/tune": 1_700,
     "measure/verify": 1_800,
-    "rundir": 1_800,
+    "rundir": 2_200,
     "signatures": 4_900,
-    "slurm": 7_200,
+    "slurm": 6_900,
     "testing": 2_300,
     "text": 1_100,
     "train": 500,
-    "train/checkpoint": 3_200,
+    "train/checkpoint": 2_900,
     "train/data": 5_600,
     "train/logging": 700,
     "train/model": 1_100,
@@ -57,7 +57,7 @@ PACKAGES = {
     "train/trainer": 8_400,
     "utilities": 100,
     "why": 1_900,
-    "world": 900,
+    "world": 1_000,
 }
 SPLIT = ("diagnose", "launch", "measure", "train")  # their packages are counted one by one
 ANSWER_S = 0.3

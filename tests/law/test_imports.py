@@ -27,15 +27,14 @@ PARTS = (
 )
 WITHOUT_TORCH = (
     *("paceline", "paceline.errors", "paceline.env", "paceline.world", "paceline.counters"),
+    "paceline.rundir.manifest",
+    "paceline.rundir.committed",
     "paceline.train.checkpoint",
-    *(
-        f"paceline.train.checkpoint.{name}"
-        for name in ("manifest", "findings", "folder", "division")
-    ),
+    *(f"paceline.train.checkpoint.{name}" for name in ("findings", "folder", "division")),
     "paceline.train.checkpoint.description",
     *(
         f"paceline.launch.outcome.{name}"
-        for name in ("root_cause", "explanation", "weight", "resume", "summary", "nccl")
+        for name in ("root_cause", "explanation", "weight", "resume", "nccl")
     ),
     "paceline.launch.in_rank.rank_entry",
     *(f"paceline.testing.{name}" for name in ("plugin", "pool", "parity", "faults", "rank")),

@@ -8,7 +8,7 @@ STARTER = "machine/own_process.py"
 KNOWN = [
     ("launch/in_rank/rank_entry.py", "[sys.executable, '-u', "),  # sys.orig_argv of a rank
     ("launch/in_rank/rank_entry.py", "[task.python, '-u', *(['-m'] "),  # the user's script
-    ("cli/translate/line.py", "[_word(launcher, True), '-m', "),  # a line for people
+    ("cli/translate/translate.py", "[_word(launcher, True), '-m', "),  # a line for people
 ]
 
 

@@ -120,7 +120,7 @@ def _is_for_evaluation(script: Script, call: ast.Call) -> bool:
 
 
 def _is_unused_here(script: Script, call: ast.Call) -> bool:
-    """Return whether no loader of this file uses a sampler: the file that does may set its epoch."""
+    """Return whether no loader of this file uses a sampler; another file may set its epoch."""
     is_kept = bool(loaders.targets(script, call)) or isinstance(
         script.parents.get(call), ast.keyword
     )
