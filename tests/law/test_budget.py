@@ -44,7 +44,7 @@ PACKAGES = {
     "measure/verify": 1_800,
     "rundir": 2_200,
     "signatures": 4_900,
-    "slurm": 6_900,
+    "slurm": 7_000,
     "testing": 2_300,
     "text": 1_100,
     "train": 500,

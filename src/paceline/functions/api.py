@@ -308,7 +308,7 @@ def _value(name: str, value: Any) -> Any:
             raise UsageError(_invalid(name, value, "is True or False"))
         return True
     if option.many:
-        return (str(value),) if isinstance(value, str) else tuple(map(str, value))
+        return (str(value),) if isinstance(value, str) else tuple(str(part) for part in value)
     if isinstance(value, bool) or not isinstance(value, str | int | float | os.PathLike):
         raise UsageError(_invalid(name, value, "is a text or a number"))
     return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
