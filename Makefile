@@ -15,8 +15,8 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: .make-demo
 	ranks=$$($(BIN)/python scripts/demo_ranks.py) && $(BIN)/paceline run $$ranks examples/digits.py
 
-# Most tests wait for processes rather than compute, so three at a time suit two cores.
-PARALLEL := -n 3 --dist worksteal
+# Most tests wait for processes rather than compute, so four at a time suit two cores.
+PARALLEL := -n 4 --dist worksteal
 # The same with all tests on a Slurm cluster in one process, beside the others (tests/conftest.py).
 WITH_SLURM := -n 3 --dist loadgroup
 SHORT := not slow and not namespaces and not slurm and not alone and not healthy and not browser

@@ -7,9 +7,10 @@ With --check it writes nothing, and exits with 1 if a page differs from what wou
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -36,6 +37,9 @@ AREAS = {
     "JOB": "Job scripts",
     "SCR": "Training scripts",
 }
+
+DECIDES = ("Decide ", "Choose ")
+VERBS = frozenset({"choose", "conclude", "decide", "judge"})
 
 
 def options_page() -> str:
@@ -212,12 +216,51 @@ def projects_page() -> str:
     )
 
 
+def decisions_page() -> str:
+    """Return the page of modules and functions that decide something, from their first sentences."""
+    modules = sorted((FOLDER.parents[1] / "src" / "paceline").rglob("*.py"))
+    rows = [row for module in modules for row in _decisions(module)]
+    return _page(
+        "the first sentence of the module or function",
+        "# Where is it decided?",
+        "Paths are below `src/paceline`. Listed are modules and functions whose docstring begins with"
+        " *Decide* or *Choose*, and functions whose name begins with `choose`, `conclude`, `decide` or"
+        " `judge`.",
+        *_table(("what", "module", "function"), rows),
+    )
+
+
+def _decisions(module: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield the rows of a module: its own, and those of functions that say more than it."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    path = f"`{module.relative_to(FOLDER.parents[1] / 'src' / 'paceline')}`"
+    subject = _sentence(tree)
+    decides = subject.startswith(DECIDES)
+    if decides:
+        yield _escaped(subject), path, ""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        verb, _, what = node.name.partition("_")
+        # what a plain judge or choose decides is what its module does
+        is_named_so = node in tree.body and verb in VERBS and (what or not decides)
+        if is_named_so or _sentence(node).startswith(DECIDES):
+            yield _escaped(_sentence(node)), path, f"`{node.name}`"
+
+
+def _sentence(node: ast.Module | ast.FunctionDef) -> str:
+    """Return the first sentence of a docstring, with code in single backticks."""
+    paragraph = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
+    return re.split(r"\.(?: |$)", paragraph)[0].replace("``", "`").replace(" Pure", "")
+
+
 def _promised(script: str) -> int:
     text = (FOLDER.parents[1] / "examples" / script).read_text(encoding="utf-8")
     return promised_percent(text)
 
 
 PAGES = {
+    "decisions.md": decisions_page,
     "options.md": options_page,
     "environment.md": environment_page,
     "findings.md": findings_page,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ from representative import names_of, representative_tests
 from starting import inherited
 
 CHECKOUT = Path(__file__).parents[1]
+MODULE_MARKS = re.compile(r"^pytestmark = (\[.*?\]|[^\n]*)", re.M | re.S)
 ENTRIES = pytest.StashKey[set[str]]()
 
 
@@ -24,6 +26,20 @@ def pytest_addoption(parser):
         action="store_true",
         help="Write what is compared whole from what is found.",
     )
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave out modules whose own marks ``-m`` excludes: each process would import transformers for nothing.
+
+    Returns True for such a module, None for others, which pytest then decides on. Only ``not a and not b`` is read.
+    """
+    expression = config.option.markexpr
+    if collection_path.suffix != ".py" or " or " in expression:
+        return None
+    marks = MODULE_MARKS.search(collection_path.read_text(encoding="utf-8"))
+    excluded = re.findall(r"\bnot (\w+)", expression)
+    named = re.findall(r"pytest\.mark\.(\w+)", marks[0]) if marks else []
+    return True if set(named) & set(excluded) else None
 
 
 def pytest_collection_modifyitems(items):

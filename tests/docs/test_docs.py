@@ -54,7 +54,7 @@ def test_the_places_where_things_are_decided_exist():
     rows = [
         line.split("|")[2:4] for line in page.splitlines() if line.startswith("| ") and "?" in line
     ]
-    assert len(rows) >= 10
+    assert len(rows) >= 5
     for package, modules in rows:
         folder = source / package.strip(" `")
         path, text = folder, ""

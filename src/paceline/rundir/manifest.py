@@ -206,7 +206,7 @@ def choose_best(checkpoints: Iterable[Committed], mode: str, *, count: int = 1) 
 def choose_doomed(
     checkpoints: Iterable[Committed], *, run: str, keep_last: int, keep_best: int
 ) -> list[Committed]:
-    """Return the checkpoints of a run to delete: all but the latest and the best, the oldest first.
+    """Choose the checkpoints of a run to delete: all but the latest and the best, the oldest first.
 
     The best of each mode are kept: a loss, where less is better, is not compared with an accuracy.
     """

@@ -318,7 +318,7 @@ def _limit(time_s: int | None) -> int | None:
 
 
 def _margin(limit_s: int | None) -> int:
-    """Return the margin between grace period and time limit, at most a quarter of the limit."""
+    """Decide how long before the grace period Slurm signals: a quarter of the limit at most."""
     return SIGNAL_MARGIN_S if limit_s is None else min(SIGNAL_MARGIN_S, limit_s // 4)
 
 

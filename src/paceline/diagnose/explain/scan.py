@@ -146,7 +146,7 @@ class Scanner:
                     self._learn(hash(key), _Kind(0))
 
     def _worthwhile(self, lower: bytes, key: bytes, kind: _Kind | None) -> bool:
-        """Return whether to examine a line; lines of one shape are limited to some thousand.
+        """Decide whether to examine a line; lines of one shape are limited to some thousand.
 
         Such lines differ in a name.
         """

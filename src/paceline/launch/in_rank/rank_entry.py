@@ -236,6 +236,7 @@ def _reach_into_torch(task: RankTask, slot: memoryview[int], meeting: Meeting) -
 
 
 def _bind(task: RankTask) -> None:
+    """Let torch choose the CPUs of a rank, near its GPU."""
     from torch.numa import binding
 
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode(task.numa_binding))

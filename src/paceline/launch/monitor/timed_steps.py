@@ -70,7 +70,7 @@ def most_sent(world_size: int) -> int:
 
 
 def choose(steps: Iterable[int], count: int) -> list[int]:
-    """Return ``count`` steps that other nodes choose too, in order.
+    """Choose ``count`` steps that other nodes choose too, in order.
 
     Nodes may have timed different steps, one in 4 and one in 8 say, and may have missed some. Rare
     steps were timed by more of them.

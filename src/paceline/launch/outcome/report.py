@@ -119,7 +119,7 @@ class Run:
 
 
 def conclude(run: Run) -> Report:
-    """Return the report of a run whose ranks have ended.
+    """Decide the exit status, the last lines and the findings of a run whose ranks have ended.
 
     A signal explains the end unless a rank had failed before it. All nodes of a run report the
     same, because they start from the same records.

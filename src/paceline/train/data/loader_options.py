@@ -169,7 +169,7 @@ def choose(
     on_gpu: bool,  # batches are copied to a GPU
     can_fork: bool,  # workers inherit the dataset; otherwise pickling it may fail
 ) -> Loading:
-    """Return settings for a rank's loader."""
+    """Choose a rank's number of DataLoader workers, and whether batches are pinned."""
     pinned = ", pinned memory for the copy to the GPU" if on_gpu else ""
     spare = max(0, cpus // ranks - 1)
     if in_memory:

@@ -318,6 +318,7 @@ class Fit:
     # After an epoch
 
     def _batches_between_validations(self, epoch: int) -> int:
+        """Decide after how many batches of an epoch it validates; 0 if at its end or not at all."""
         interval = self._plan.val_check_interval
         if self._plan.check_val_every_n_epoch is None:
             return int(interval or 0) if self._validates else 0

@@ -135,9 +135,7 @@ class Case:
         return self.programs.get(launch.program)
 
     def severity(self, launch: Launch) -> str:
-        """Return ``error``, or ``warning`` for a launch that the batch script starts only under a
-        condition.
-        """
+        """Decide between ``error`` and ``warning``: for a launch that a condition may leave out."""
         return "warning" if launch.call.maybe and launch.call.place == BATCH else "error"
 
     def show(self, text: str) -> str:
