@@ -63,6 +63,7 @@ def gather(words: Sequence[str], options: WatchOptions) -> Collection:
     tasks = [_task(word, options) for word in words or ("",)]
     with ThreadPoolExecutor(max(1, min(32, len(tasks)))) as pool:  # all hosts at the same time
         parts = list(pool.map(lambda task: task(), tasks))
+    # Words may overlap (a host and its file): a rank has one account, that of the last word.
     latest = {(account.run, account.rank): account for part in parts for account in part.accounts}
     return Collection(list(latest.values()), tuple(line for part in parts for line in part.missed))
 
@@ -115,30 +116,19 @@ def _of_job(job: str, options: WatchOptions) -> Collection:
     nodes = node_count.out.split()[:1]
     if node_count.status != 0 or not nodes or not nodes[0].isdigit():
         reason = _last_line(node_count.err, "it is not running")
-        return Collection(
-            [],
-            (
-                (
-                    f"{job} is not a process with ranks on this host, nor a Slurm job that runs:"
-                    f" {reason}"
-                ),
-            ),
-        )
-    step = (
-        "srun",
-        "--overlap",
-        f"--jobid={job}",
-        f"--nodes={nodes[0]}",
-        f"--ntasks={nodes[0]}",
-        "--ntasks-per-node=1",
-    )
+        what = f"{job} is not a process with ranks on this host, nor a Slurm job that runs"
+        return Collection([], (f"{what}: {reason}",))
+    # A step waits for the resources that the run's own step holds, unless it may overlap with it.
+    step = ("srun", "--overlap", f"--jobid={job}", f"--nodes={nodes[0]}", f"--ntasks={nodes[0]}")
     answer = commands.run(
         *step,
+        "--ntasks-per-node=1",
         *_collector(options),
         timeout_s=options.seconds + _REMOTE_S,
-        environ=commands.outside(),
+        environ=commands.outside(),  # inside a job srun would take that job's SLURM_* for its own
     )
     collection = _parse_lines(answer.out)
+    # The collector sees all ranks of this user on a node, which jobs may share.
     accounts = [account for account in collection.accounts if account.job == job]
     missed = (
         () if answer.status == 0 else (f"srun --overlap --jobid={job}: {_last_line(answer.err)}",)
@@ -148,6 +138,7 @@ def _of_job(job: str, options: WatchOptions) -> Collection:
 
 def _by_ssh(host: str, options: WatchOptions) -> Collection:
     """Observe another host over ssh; paceline must be installed there at the same path."""
+    # BatchMode: a prompt for a password would wait unseen behind the other hosts.
     ssh_options = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
     line = shlex.join(_collector(options))
     answer = commands.run("ssh", *ssh_options, host, line, timeout_s=options.seconds + _REMOTE_S)

@@ -34,7 +34,7 @@ from paceline.why.processes import RankProcess
 from paceline.why.rank_state import Account
 
 _MAX_PARALLEL = 8  # processes of py-spy at the same time
-_MAX_LOOKS = 6
+_MAX_LOOKS = 6  # py-spy starts once for each rank and look, which costs more than it shows
 # Further looks, as shares of the time between two looks, while a rank works in what seems one
 # place: a loop of short steps is easily caught in the same line by the few looks alone.
 _BETWEEN = (0.31, 0.67)
@@ -80,6 +80,7 @@ def watch_ranks(
             at_s = start_s + seconds * number / (rounds - 1)
             _look_between(ranks, samples, until_s=at_s, pool=pool)
             time.sleep(max(0.0, at_s - time.monotonic()))
+            # A proof compares the first records with the last; others would only burden the ranks.
             samples.append(_sample(ranks, pool, with_recorder=number in (0, rounds - 1)))
             progress(number / (rounds - 1))
         if signum:
@@ -102,7 +103,7 @@ def _look_between(
 ) -> None:
     """Look more often until the next look is due, if a rank works and was seen in one place."""
     if len(samples) < 2:
-        return
+        return  # one look does not show that a rank stays where it is
     start_s = time.monotonic()
     for share in _BETWEEN:
         if not any(map(_works_in_one_place, zip(*samples, strict=True))):
@@ -127,7 +128,7 @@ def _sample(
         for rank in ranks
         if (port := rank.identity.settings.get("MASTER_PORT", "")).isdigit()
     }
-    # NCCL's watchdog asks the store once a second, also in a hang
+    # NCCL's watchdog asks the store once a second, also in a hang: these bytes are no progress.
     looks = stacks.look({rank.pid: rank.pid for rank in ranks}, {}, quiet=True, leave_out=ports)
     return list(
         pool.map(
@@ -150,7 +151,7 @@ def _sample_rank(rank: RankProcess, look: Look, *, with_recorder: bool) -> Sampl
 def _with_own_stack(rank: RankProcess, sample: Sample, signum: int) -> Sample:
     """Return a sample with the stack that the rank prints itself, if py-spy shows none."""
     if sample.look.frames or sample.look.state == STOPPED:
-        return sample
+        return sample  # a stopped process runs its handler only when it continues
     stack, error = signalled.ask(rank.pid, signum)
     read_frame = _frame_reader(_folder(rank.pid))
     frames = stacks.below_launcher([read_frame(*frame) for frame in stack])
@@ -163,6 +164,7 @@ def _with_stacks(pid: int, look: Look, threads: Sequence[dict[str, Any]]) -> Loo
     read_frame = _frame_reader(_folder(pid))
     frames = [read_frame(*frame) for frame in child_stacks.main_thread(pid, threads)]
     others = [thread for thread in threads if thread.get("os_thread_id") != pid]
+    # Whether a thread of the user's may yet bring the rank on, which would rule out a proof.
     idle = bool(threads) and all(
         stacks.is_idle(child_stacks.frames_of(thread)) for thread in others
     )
@@ -231,7 +233,9 @@ def _account(rank: RankProcess, samples: Sequence[Sample]) -> Account:
         script=rank.script,
         seconds=seconds,
     )
-    if last.process is None or last.process.has_ended:  # while it was looked at
+    # A rank that ends while it is looked at has moved. Unlike one that had ended before, it is no
+    # proof: the launcher may be about to end the others.
+    if last.process is None or last.process.has_ended:
         return replace(
             base,
             position=Position(identity.rank, socket.gethostname(), ended=True),
@@ -258,6 +262,7 @@ def _with_nccl(ranks: Sequence[RankProcess], accounts: Sequence[Account]) -> lis
     completed = list(accounts)
     runs: set[str] = set()
     for place, rank in enumerate(ranks):
+        # One answer is about all ranks of the run. NCCL is asked only where the run seems to stand.
         if (
             rank.identity.run not in runs
             and accounts[place].motion != rank_state.RUNNING
@@ -276,6 +281,8 @@ def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Posi
     recorded = look.recorded
     folder = _folder(rank.pid)
     in_data = classify(look.frames)[0] == DATA
+    # Without a record a collective of NCCL does not show: the rank waits where it next needs a
+    # result, which from outside is any wait for the GPU.
     gpu = (
         not recorded
         and motion == rank_state.IN_PLACE
@@ -301,6 +308,7 @@ def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Posi
         timeout_s=recorded.get("timeout_s", 0.0),
         flying=gpu or recorded.get("flying", False),
         pid=rank.pid,
+        # In every look: a healthy rank is in state D for a moment whenever it reads a file.
         state=look.state if states in ({STOPPED}, {UNKILLABLE}) else "",
         moving=stacks.bytes_moved([sample.look for sample in samples]),
     )
@@ -347,6 +355,7 @@ def _has_gpu(pid: int) -> bool:
 
 def _deadlock(rank: RankProcess, samples: Sequence[Sample]) -> Finding | None:
     """Return the finding that a DataLoader worker is deadlocked in its fork, if that is proven."""
+    # A worker that is stuck is the cause only if its rank waits for data all the time.
     in_data = all(classify(sample.look.frames)[0] == DATA for sample in samples)
     if not in_data:
         return None
@@ -394,8 +403,10 @@ def _ended(ranks: Sequence[RankProcess], now: Sequence[RankProcess]) -> list[Acc
         sibling = next(rank for rank in ranks if rank.launcher == launcher)
         observed = {rank.identity.local_rank for rank in ranks if rank.launcher == launcher}
         present = {rank.identity.local_rank for rank in now if rank.launcher == launcher}
+        # If none is left, the run has ended, and no rank is missing from it.
         for number in sorted(missing(observed | present, sibling) if present else ()):
             identity = sibling.identity
+            # Launchers number the ranks of a host one after another.
             rank = identity.rank - identity.local_rank + number
             accounts.append(
                 Account(

@@ -100,6 +100,7 @@ def _parents() -> dict[int, int]:
     parents = {}
     for entry in os.listdir(_PROC):
         if entry.isdigit() and (stat := _read(int(entry), "stat")):
+            # the name of a program, in parentheses, may hold blanks and parentheses itself
             parents[int(entry)] = int(stat.rpartition(b")")[2].split()[1])
     return parents
 

@@ -71,6 +71,7 @@ def motion(looks: Sequence[Look], *, seconds: float) -> str:
         (look.recorded.get("group"), look.recorded.get("seq")) for look in looks if look.recorded
     }
     stacks = [look.frames for look in looks if look.frames]
+    # Another collective is progress even in the same line, in a loop without anything else in it.
     if len(calls) > 1 or any(frames != stacks[0] for frames in stacks):
         return RUNNING
     if is_still(looks, seconds) and not bytes_moved(looks):

@@ -26,14 +26,8 @@ from paceline.text.wording import few_lines, is_or_are, named, wait_or_waits
 from paceline.why.loops import left_loop
 from paceline.why.rank_state import RUNNING, STILL, Account
 
-MOVING, WAITS, BUSY, STANDS, PROVEN, UNSEEN = (
-    "moving",
-    "waits",
-    "busy",
-    "stands",
-    "proven",
-    "unseen",
-)
+MOVING, WAITS, BUSY = "moving", "waits", "busy"
+STANDS, PROVEN, UNSEEN = "stands", "proven", "unseen"
 _LINES = 8
 _LOOK_THERE = "look at what that line waits for: a file, a lock, a queue, a worker"
 # Replacements for fixes that name an option of paceline run, which did not start this run.
@@ -60,12 +54,14 @@ def judge(accounts: Sequence[Account]) -> HangVerdict:
     living = [account for account in accounts if not account.position.ended]
     if not living:
         return HangVerdict(MOVING, Notice("the ranks ended while they were looked at"))
+    # Before all else: what is proven stays so, whatever other ranks do.
     certain = _proven(accounts, positions)
     if certain is not None:
         return HangVerdict(PROVEN, _stands_for(living), certain)
     if any(position.state == STOPPED for position in positions):
         return _stopped(accounts)
     if not all(account.is_visible for account in living):
+        # Without stacks a rank that spins in NCCL looks as if it ran; bytes show that it works.
         works = all(each.motion == RUNNING and each.position.moving for each in living)
         return (
             HangVerdict(MOVING, _moves_unseen(living))
@@ -112,10 +108,12 @@ def _apart(accounts: Sequence[Account], living: Sequence[Account]) -> HangVerdic
     if not waits:
         return _nobody_waits(living)
     absent = [account for account in living if account not in waits]
+    # A rank that stays in one line and receives bytes may be in a long broadcast, or fetch data.
     moving = any(account.position.moving for account in living)
     if moving or not _all_still(absent):
         return HangVerdict(WAITS, _waits(waits, absent, living))
-    unknown = _not_looked_at(accounts)
+    # If all that were seen wait, the cause is among those that were not.
+    unknown = sorted(set(range(accounts[0].world_size)) - {account.rank for account in accounts})
     if not absent and unknown:
         return HangVerdict(WAITS, _waits_for_unknown(waits, unknown))
     if not absent and not _all_still(waits):
@@ -132,6 +130,7 @@ def _all_still(accounts: Sequence[Account]) -> bool:
 
 def _likely(accounts: Sequence[Account]) -> Finding | None:
     positions = [account.position for account in accounts]
+    # A condition on the rank around a line says more than loops that were left.
     uneven = None if any(position.guard for position in positions) else _uneven(accounts)
     finding = hang.judge(positions, uneven=uneven)
     return _for_others(finding) if finding is not None else None
@@ -174,11 +173,6 @@ def _left(
             " session.loader)"
         ),
     )
-
-
-def _not_looked_at(accounts: Sequence[Account]) -> list[int]:
-    """Return the ranks of the run without an account."""
-    return sorted(set(range(accounts[0].world_size)) - {account.rank for account in accounts})
 
 
 # Notices

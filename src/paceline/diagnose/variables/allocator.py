@@ -39,7 +39,7 @@ OPTIONS = SWITCHES | frozenset(
         "pinned_reserve_segment_size_mb",
     )
 )
-LEAST_SPLIT_MB = 20
+LEAST_SPLIT_MB = 20  # kLargeBuffer: the blocks in which torch packs 1 to 10 MiB
 
 
 def allocator(setting: Setting) -> Fault | None:
@@ -55,8 +55,10 @@ def _faults(setting: Setting) -> Iterator[Fault]:
             f"{setting.name}={text.replace('=', ':')}",
         )
         return
+    # Brackets hold commas and colons of their own: ``roundup_power2_divisions:[256:1,512:2]``.
     for item in filter(None, re.sub(r"\[[^\]]*\]?", "[]", text).split(",")):
         option, colon, value = (part.strip() for part in item.partition(":"))
+        # A name that is like none of ours may be that of a fork or of a newer torch.
         near = closest(option, OPTIONS)
         if option not in OPTIONS and near:
             yield _fault(f"torch's allocator has no option {option!r}", f"{option} -> {near}")
@@ -69,6 +71,7 @@ def _faults(setting: Setting) -> Iterator[Fault]:
 
 
 def _value(option: str, value: str) -> Iterator[Fault]:
+    # torch's parser compares with these two words, and ``true`` ends the program.
     if option in SWITCHES and value not in ("True", "False"):
         boolean = "False" if value.lower() in ("false", "0", "off", "no") else "True"
         yield _fault(f"{option} is True or False, written so", f"{option}:{boolean}")
@@ -76,16 +79,12 @@ def _value(option: str, value: str) -> Iterator[Fault]:
         yield _fault(f"max_split_size_mb is {LEAST_SPLIT_MB} at least", "max_split_size_mb:128")
     elif (
         option == "garbage_collection_threshold"
-        and _is_number(value)
+        and re.fullmatch(r"[\d.]+", value)
         and not re.match(r"0?\.\d", value)
     ):
         yield _fault(
             "garbage_collection_threshold lies between 0 and 1", "garbage_collection_threshold:0.8"
         )
-
-
-def _is_number(value: str) -> bool:
-    return re.fullmatch(r"[\d.]+", value) is not None
 
 
 def _fault(text: str, fix: str) -> Fault:

@@ -51,6 +51,7 @@ class Description:
 
 def describe(name: str) -> Description | None:
     """Describe a variable; None if the name is neither that of a known variable nor like one."""
+    # Old names are among the known ones too, and what matters of them is the name now.
     if name in RENAMED:
         return _renamed(name, RENAMED[name])
     if name in known():

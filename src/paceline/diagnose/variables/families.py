@@ -24,26 +24,9 @@ CLOSED = (
     "TORCHELASTIC_",
     "GLOO_",
 )
-OPEN = (
-    "FI_",
-    "RDMAV_",
-    "OFI_NCCL_",
-    "UCX_",
-    "SHARP_",
-    "CUDA_",
-    "OMP_",
-    "KMP_",
-    "GOMP_",
-    "MKL_",
-    "PET_",
-    "TP_",
-    "TORCH_ELASTIC_",
-    "TORCH_GLOO_",
-    "TORCH_INCLUDE_",
-    "TORCH_CPP_",
-    "TORCH_SHOW_",
-    "PYTORCH_",
-)
+OPEN: tuple[str, ...] = ("FI_", "RDMAV_", "OFI_NCCL_", "UCX_", "SHARP_")
+OPEN += ("CUDA_", "OMP_", "KMP_", "GOMP_", "MKL_", "PET_", "TP_", "PYTORCH_")
+OPEN += ("TORCH_ELASTIC_", "TORCH_GLOO_", "TORCH_INCLUDE_", "TORCH_CPP_", "TORCH_SHOW_")
 # Read by plug-ins and tools that are not NCCL (Google's, NVIDIA's inspector), whose names change
 # with each release.
 PLUGINS = re.compile(
@@ -59,6 +42,7 @@ LOCAL_NAMES = re.compile(
 PREFIXES_MISSPELT = re.compile(
     r"(NCLL|NCCCL|NNCCL|NCL|NCC|NCCLL|TORCH_NCLL|TROCH_NCCL|PYTORCH_NCCL|GOO|GLLO)_(?=\w)"
 )
+# Real names are as near to each other (NCCL_MIN_CTAS, NCCL_MAX_CTAS): with more it is chance.
 NEAR = 2
 # Endings that complete a truncated name, most likely first.
 ENDINGS = ("ENABLE", "DISABLE", "LEVEL", "INDEX", "SIZE", "PLUGIN")
@@ -86,14 +70,18 @@ def closest_real(name: str) -> str:
         return name
     story = folklore(name)
     if story:
+        # The advice may begin with a variable, or be something else to do, which is no name.
         real = re.match(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+", story.instead)
         return real[0] if real and real[0] in known() else ""
+    # The surest first: NCCL_DISABLE_P2P has all words of one name, and is many letters from it.
     same_words = _other_order(name) or _other_prefix(name)
     return same_words or _near(name) or _longer(name)
 
 
 @cache
 def _near(name: str) -> str:
+    # Short names are near to many: one edit for five letters, and for eight in an open family,
+    # where the name may be one that we have not heard of.
     letters = min(NEAR, len(name) // (5 if is_closed(name) else 8))
     family = name.split("_", maxsplit=1)[0]
     same = [
@@ -120,6 +108,7 @@ def _alike(name: str) -> str:
     """
     family, _, rest = name.partition("_")
     rests = {real.partition("_")[2]: real for real in _living() if real.startswith(f"{family}_")}
+    # Without the family: a prefix that all names share would make any two of them look alike.
     matches = difflib.get_close_matches(rest, list(rests), n=1, cutoff=0.8)
     return rests[matches[0]] if matches else ""
 
@@ -171,6 +160,6 @@ def distance(one: str, other: str, limit: int) -> int:
             if last and is_swap:
                 cost = min(cost, last[place - 2] + 1)
             row.append(cost)
-        if min(row) > limit:
+        if min(row) > limit:  # no later row can be nearer; the names are some hundreds
             return limit + 1
     return row[-1]

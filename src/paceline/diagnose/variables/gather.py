@@ -14,7 +14,7 @@ from paceline.diagnose.variables.setting import SECRET
 
 SYSTEM_FILE = "/etc/nccl.conf"
 USER_FILE = ".nccl.conf"
-MOST_BYTES = 1 << 20
+MOST_BYTES = 1 << 20  # NCCL_CONF_FILE may name anything, a device as well
 
 
 def gather_settings(

@@ -18,6 +18,7 @@ EFA = {
     "FI_EFA_ENABLE_SHM_TRANSFER": ("1", "is the default"),
     "FI_EFA_SET_CUDA_SYNC_MEMOPS": ("0", "is for efa-installer before 1.29.1"),
 }
+# NCCL's levelsOldToNew, in whose order NVL does not occur; any greater number is SYS.
 OLD_LEVELS = {"0": "LOC", "1": "PIX", "2": "PXB", "3": "PHB", "4": "SYS"}
 
 
@@ -30,6 +31,7 @@ def judge_harm(settings: Settings) -> Iterator[Finding]:
 def _no_ring(settings: Settings) -> Iterator[Finding]:
     strict = settings.at_least("nccl", STRICT_SINCE)
     choices = {choice.function: choice for choice in parse_choices(settings.text("NCCL_ALGO"))}
+    # Broadcast and reduce have Ring alone; an entry for the function wins over the one for all.
     choice = choices.get("broadcast", choices.get(""))
     if choice is None or strict is False or not choice.names:
         return
@@ -57,6 +59,8 @@ def _no_ring(settings: Settings) -> Iterator[Finding]:
 def _forced_ll128(settings: Settings) -> Iterator[Finding]:
     value = settings.text("NCCL_PROTO")
     for choice in parse_choices(value):
+        # ``^LL`` too: a list with an exclusion allows all others, and what a list allows NCCL takes
+        # without its own check of the hardware.
         if choice.names and ("ll128" in choice.names) != choice.excluded:
             yield harmful(
                 settings,
@@ -126,6 +130,7 @@ def _blocking(settings: Settings) -> Iterator[Finding]:
 
 
 def _no_handling(settings: Settings) -> Iterator[Finding]:
+    # With blocking waits the error is raised in wait(), and the handling is rightly off.
     name = next((name for name in HANDLING if settings.number(name) == 0), None)
     if name and not settings.is_true(*BLOCKING):
         yield harmful(
@@ -230,6 +235,7 @@ def _needless(settings: Settings) -> Iterator[Finding]:
 def _shared_dumps(settings: Settings) -> Iterator[Finding]:
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
         path = settings.text(name)
+        # A digit may be a job's id, as in /home/me/4711/trace_, and /tmp is one node's own.
         if path.startswith(("/home", "~")) and not any(letter.isdecimal() for letter in path):
             yield harmful(
                 settings,

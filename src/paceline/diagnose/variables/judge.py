@@ -19,8 +19,6 @@ from paceline.diagnose.variables.values import judge_value
 from paceline.diagnose.variables.versions import at_least, release
 from paceline.errors import Finding, gravest_first
 
-# Names that no library reads: unknown, of another version, or folklore
-
 # Where no version is known: the oldest torch that is supported, and the NCCL that it brings.
 OLDEST_TORCH, OLDEST_NCCL = "2.8", "2.27"
 PLUGIN_VARIABLES = (
@@ -41,6 +39,7 @@ def judge_name(
         return
     variable = known().get(setting.name)
     if variable is not None:
+        # Of a renamed variable judge_renamed tells, with the name to write instead.
         if setting.name not in RENAMED:
             yield from _of_another_version(setting, variable, versions)
         return
@@ -64,17 +63,12 @@ def _never_heard_of(
             fix=f"{setting.name} -> {near}",
         )
     elif is_closed(setting.name):
-        plugin = next(
-            (
-                name
-                for name in PLUGIN_VARIABLES
-                if settings.get(name, "none").lower() not in _INTERNAL
-            ),
-            "",
-        )
-        if plugin or _is_newer_than_the_table(setting.name, versions):
-            return  # a plug-in may read it, or a version that we have not looked at
+        named = (settings.get(name, "none").lower() for name in PLUGIN_VARIABLES)
         library = "torch" if setting.name.startswith(("TORCH", "GLOO")) else "nccl"
+        have, last = release(versions.get(library)), release(newest_version(library))
+        is_newer_than_the_table = have is not None and last is not None and have > last
+        if is_newer_than_the_table or not set(named) <= set(_INTERNAL):
+            return  # a version that we have not looked at, or a plug-in, may read it
         yield _unknown(
             setting,
             f"no {LIBRARIES[library]} up to {newest_version(library)} reads {setting.name}",
@@ -82,20 +76,14 @@ def _never_heard_of(
         )
 
 
-_INTERNAL = ("", "none", "ib", "socket")
-
-
-def _is_newer_than_the_table(name: str, versions: Mapping[str, str]) -> bool:
-    library = "torch" if name.startswith(("TORCH", "GLOO")) else "nccl"
-    have, last = release(versions.get(library)), release(newest_version(library))
-    return have is not None and last is not None and have > last
+_INTERNAL = ("", "none", "ib", "socket")  # what loads no plug-in
 
 
 def _of_another_version(
     setting: Setting, variable: KnownVariable, versions: Mapping[str, str]
 ) -> Iterator[Finding]:
     if variable.library not in LIBRARIES:
-        return
+        return  # the table has no versions of the libraries below NCCL and torch
     library, have = LIBRARIES[variable.library], versions.get(variable.library)
     if variable.since and at_least(versions, variable.library, variable.since) is False:
         text = f"{library} reads {setting.name} since {variable.since}, and {have} is installed"
@@ -125,7 +113,7 @@ def _is_gone(variable: KnownVariable, versions: Mapping[str, str]) -> bool:
 
 
 def _blanks(setting: Setting) -> Finding:
-    likely = setting.name.strip().split()[-1]
+    likely = setting.name.strip().split()[-1]  # behind export or set
     return _unknown(
         setting,
         f"the name of this line is {setting.name!r} to NCCL, which takes all before the = of a line"

@@ -20,37 +20,17 @@ ALGORITHMS = {
     "nvlstree": "2.18",
     "pat": "2.23",
 }
-SHOWN = {
-    **{
-        "ring": "Ring",
-        "tree": "Tree",
-        "collnetchain": "CollnetChain",
-        "collnetdirect": "CollnetDirect",
-    },
-    **{
-        "nvls": "NVLS",
-        "nvlstree": "NVLSTree",
-        "pat": "PAT",
-        "ll": "LL",
-        "ll128": "LL128",
-        "simple": "Simple",
-    },
-}
 PROTOCOLS = {"ll": "2.5", "ll128": "2.5", "simple": "2.5"}
-FUNCTIONS: tuple[str, ...] = (
-    "broadcast",
-    "reduce",
-    "allgather",
-    "reducescatter",
-    "allreduce",
-    "sendrecv",
-    "send",
-    "recv",
-)
-FUNCTIONS += ("alltoall", "gather", "scatter", "allgatherv")
+# NCCL ignores case; these are the spellings of its manual.
+SHOWN = {name: name.upper() for name in ("nvls", "pat", "ll", "ll128")}
+SHOWN |= {"ring": "Ring", "tree": "Tree", "nvlstree": "NVLSTree", "simple": "Simple"}
+SHOWN |= {"collnetchain": "CollnetChain", "collnetdirect": "CollnetDirect"}
+FUNCTIONS: tuple[str, ...] = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
+FUNCTIONS += ("sendrecv", "send", "recv", "alltoall", "gather", "scatter", "allgatherv")
 # Before 2.14 there was one of that name. FORKED are names of NCCL's forks, which are not checked.
 OLD_ALGORITHMS = ("collnet",)
 FORKED = ("msccl", "mscclpp", "rccl")
+# Since then a list is parsed with prefixes, and a word in it that NCCL does not know is fatal.
 STRICT_SINCE = "2.24"
 SUBSYSTEMS = frozenset(
     (
@@ -96,7 +76,7 @@ def parse_choices(value: str) -> list[ListChoice]:
     choices = []
     for entry in filter(None, value.strip().lower().split(";")):
         function, colon, names = entry.partition(":")
-        listed = names.partition(":")[0] if colon else function
+        listed = names.partition(":")[0] if colon else function  # strtok: a second colon ends it
         excluded = listed.startswith("^")
         tokens = tuple(filter(None, listed.removeprefix("^").split(",")))
         choices.append(ListChoice(function if colon else "", excluded, tokens))
@@ -117,6 +97,7 @@ def algorithms(setting: Setting, versions: Mapping[str, str]) -> Fault | None:
     """Return the first fault in a value of NCCL_ALGO or NCCL_PROTO."""
     strict = at_least(versions, "nccl", STRICT_SINCE)
     for index, choice in enumerate(parse_choices(setting.value)):
+        # NCCL refuses it since it would override all functions that stand before it.
         if index and not choice.function:
             return Fault(
                 f"the entry {','.join(choice.names)!r} behind the semicolon names no function",
@@ -139,6 +120,7 @@ def _fault_of_name(
 ) -> Fault | None:
     """Return the fault of an algorithm or protocol in a list; None if NCCL knows it."""
     words = ALGORITHMS if setting.name == "NCCL_ALGO" else PROTOCOLS
+    # In ``allreduce:tree,broadcast:ring`` a comma has made a name of the second function.
     if name in FUNCTIONS:
         return _comma_for_semicolon(setting, name, strict)
     is_old = name in OLD_ALGORITHMS and at_least(versions, "nccl", "2.14") is False
@@ -147,7 +129,7 @@ def _fault_of_name(
     if name not in words:
         return _unknown_word(name, words, setting, strict)
     if at_least(versions, "nccl", words[name]) is not False:
-        return None
+        return None  # also where the version is unknown: nothing is wrong then that could be shown
     return Fault(
         f"NCCL has {SHOWN[name]} since {words[name]}, and {versions['nccl']} is installed",
         f"unset {setting.name}",
@@ -181,7 +163,7 @@ def _unknown_word(
         ),
     }[strict]
     listed = ", ".join(SHOWN.get(name, name) for name in words)
-    if word.strip() in words:
+    if word.strip() in words:  # ``Ring, Tree``: NCCL splits at the comma and trims nothing
         fix = f"{setting.name}={setting.text.replace(' ', '')}: blanks are part of a word"
         return Fault(f"NCCL has no {kinds} {word!r}", fix, why, "error" if strict else "warning")
     fix = f"{word} -> {spelling}" if near else f"unset {setting.name}, or choose from {listed}"
@@ -208,6 +190,7 @@ def _misplaced_mark(setting: Setting) -> Fault | None:
             f"{setting.name}={(first_marks and first_marks[0]) or mark}{plain_names}",
             f"NCCL looks for an interface whose name begins with {mark}",
         )
+    # NCCL looks for ^ and then for = once each, so that =^ reads ^ as part of the first name.
     if value.startswith("=^"):
         return Fault(
             "the marks are in the wrong order",
@@ -226,6 +209,7 @@ def _fault_of_names(setting: Setting) -> Fault | None:
             "NCCL knows no wildcards: a name is the beginning of one anyway",
             f"{setting.name}={value.replace('*', '') or 'eth'}",
             "no interface has a * in its name: no socket interface found",
+            # To exclude what does not exist leaves all interfaces, and the job may well run.
             "warning" if value.startswith("^") else "error",
         )
     if re.search(r"[;\s]", value):
@@ -250,6 +234,8 @@ def cards(setting: Setting) -> Fault | None:
     """
     cards = nccl_lists.parse(setting.text)
     names = [entry.prefix.strip() for entry in cards.entries]
+    # To exclude interfaces does no harm. One name that may be a card's is enough for silence, since
+    # udev names cards too (ibp, rocep1s0f1).
     if cards.excluded or not names or not all(INTERFACE.fullmatch(name) for name in names):
         return None
     return Fault(
@@ -285,6 +271,7 @@ def subsystems(setting: Setting) -> Fault | None:
     fix = (
         f"{wrong} -> {near}"
         if near
+        # without the two that only the newest versions have
         else f"choose from {', '.join(sorted(SUBSYSTEMS - {'CE', 'SYM'}))}"
     )
     return Fault(f"NCCL has no subsystem {wrong!r}", fix, "its lines are not shown", "hint")

@@ -9,7 +9,7 @@ from paceline.diagnose.variables.lists import SHOWN, STRICT_SINCE, parse_choices
 from paceline.errors import Finding
 from paceline.text.wording import has_or_have, is_or_are
 
-MOST_SOCKETS = 64
+MOST_SOCKETS = 64  # MAX_SOCKETS of NCCL's net_socket
 MOST_NAMED = 4
 
 
@@ -20,6 +20,7 @@ def judge_pairs(settings: Settings) -> Iterator[Finding]:
 
 
 def _p2p(settings: Settings) -> Iterator[Finding]:
+    # 0 is LOC by an old numbering, and says the same as the switch.
     level = settings.text("NCCL_P2P_LEVEL")
     if settings.is_one("NCCL_P2P_DISABLE") and level not in ("", "LOC", "0"):
         yield contradicted(
@@ -44,18 +45,14 @@ def _infiniband(settings: Settings) -> Iterator[Finding]:
             fix="unset one of the two",
             severity="error",
         )
-    plugin = settings.text("NCCL_NET_PLUGIN").lower() not in ("", "none") or settings.has(
-        "FI_PROVIDER"
-    )
+    # A plug-in may read NCCL_IB_*, as NVIDIA's ibext does; libfabric comes by a plug-in too.
+    named_plugin = settings.text("NCCL_NET_PLUGIN").lower()
+    plugin = named_plugin not in ("", "none") or settings.has("FI_PROVIDER")
     if plugin or not (disabled or network == "socket"):
         return
     cause = "NCCL_IB_DISABLE" if disabled else "NCCL_NET"
-    idle = [
-        name
-        for name in settings.by_name
-        if name.startswith("NCCL_IB_") and name != "NCCL_IB_DISABLE"
-    ]
-    idle = [name for name in idle if settings.has(name)]
+    read_by_ib = [name for name in settings.by_name if name.startswith("NCCL_IB_")]
+    idle = [name for name in read_by_ib if name != "NCCL_IB_DISABLE" and settings.has(name)]
     if idle:
         yield contradicted(
             settings,
@@ -118,6 +115,7 @@ def _limits(settings: Settings) -> Iterator[Finding]:
     for kind in ("CTAS", "NCHANNELS", "P2P_NCHANNELS"):
         names = (f"NCCL_MIN_{kind}", f"NCCL_MAX_{kind}")
         least, most = (settings.number(name) for name in names)
+        # Zero and below leave the number to NCCL.
         if least is not None and most is not None and least > most > 0:
             yield contradicted(
                 settings,
@@ -153,6 +151,7 @@ def _gid(settings: Settings) -> Iterator[Finding]:
     index = settings.number("NCCL_IB_GID_INDEX")
     ways = ("NCCL_IB_ADDR_FAMILY", "NCCL_IB_ADDR_RANGE", "NCCL_IB_ROCE_VERSION_NUM")
     idle = [name for name in ways if settings.has(name)]
+    # -1, the default, leaves the choice to NCCL, and then the other variables guide it.
     if index is not None and index >= 0 and idle:
         yield contradicted(
             settings,
@@ -163,7 +162,7 @@ def _gid(settings: Settings) -> Iterator[Finding]:
         )
     if (
         settings.has("NCCL_IB_PKEY_VALUE")
-        and settings.number("NCCL_IB_PKEY_VALUE") != -1
+        and settings.number("NCCL_IB_PKEY_VALUE") != -1  # its default: look for no key
         and settings.has("NCCL_IB_PKEY")
     ):
         yield contradicted(
@@ -189,6 +188,7 @@ def _log(settings: Settings) -> Iterator[Finding]:
             fix="NCCL_DEBUG=INFO, or unset NCCL_DEBUG_SUBSYS",
             severity="hint",
         )
+    # Unlike the subsystems, the file has a use with WARN: NCCL opens it for levels above VERSION.
     if settings.has("NCCL_DEBUG_FILE") and level in ("", "VERSION"):
         yield contradicted(
             settings,
@@ -213,6 +213,7 @@ def _out_of_band(settings: Settings) -> Iterator[Finding]:
 
 def _switched_off(settings: Settings) -> Iterator[Finding]:
     """Check whether NCCL_ALGO allows only algorithms that another variable disables."""
+    # An entry for one function, or one that excludes, leaves NCCL others to take.
     named = {
         name
         for choice in parse_choices(settings.text("NCCL_ALGO"))

@@ -55,11 +55,8 @@ def leading_number(text: str) -> int:
 
 
 def _signed(match: re.Match[str]) -> int:
-    value = _unsigned(match[2])
+    digits, base = match[2].lower(), 10
+    if digits.startswith("0"):  # C's base 0: 0x10 is sixteen and 010 is eight
+        base = 16 if digits.startswith("0x") else 8
+    value = int(digits, base)
     return -value if match[1] == "-" else value
-
-
-def _unsigned(digits: str) -> int:
-    if digits[:2] in ("0x", "0X"):
-        return int(digits, 16)
-    return int(digits, 8) if digits.startswith("0") and len(digits) > 1 else int(digits)

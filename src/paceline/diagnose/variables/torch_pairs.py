@@ -118,6 +118,8 @@ def _both_names(settings: Settings) -> Iterator[Finding]:
             continue
         if settings.text(old) == settings.text(change.new) or old == "NCCL_CHECK_POINTERS":
             continue
+        # For its process group torch reads the oldest name first and lets the newest replace it;
+        # the allocator takes its old name where both are set.
         wins = old if old == "PYTORCH_CUDA_ALLOC_CONF" else change.new
         text = "the stricter of the two counts" if old in STRICTER else f"{wins} wins"
         yield contradicted(

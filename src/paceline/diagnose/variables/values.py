@@ -11,52 +11,31 @@ from collections.abc import Callable, Iterator, Mapping
 
 from paceline.diagnose.variables import lists
 from paceline.diagnose.variables.allocator import allocator
+from paceline.diagnose.variables.given import TORCH_TRUE
 from paceline.diagnose.variables.lists import Fault
 from paceline.diagnose.variables.setting import Setting, leading_number, number
 from paceline.diagnose.variables.table import KnownVariable, known
 from paceline.diagnose.variables.versions import at_least
 from paceline.errors import Finding, closest
 
-TRUE, FALSE = (
-    ("true", "yes", "on", "y", "t", "enable", "enabled"),
-    ("false", "no", "off", "n", "f", "disable"),
-)
-TORCH_TRUE, TORCH_FALSE = ("y", "yes", "1", "t", "true"), ("n", "no", "0", "f", "false")
+TRUE = ("true", "yes", "on", "y", "t", "enable", "enabled")
+FALSE = ("false", "no", "off", "n", "f", "disable")
+# With TORCH_TRUE all that torch's getCvarBool takes. It trims nothing: ``1`` with a blank ends it.
+TORCH_FALSE = ("n", "no", "0", "f", "false")
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-LEVELS = (
-    "LOC",
-    "NVL",
-    "NVB",
-    "C2C",
-    "PIX",
-    "PXB",
-    "P2C",
-    "PXN",
-    "PHB",
-    "SYS",
-)  # the words that NCCL compares with
+# All words that NCCL compares with, and those that a user would choose, which a fix suggests.
+LEVELS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 COMMON_LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
+# Words for a kind of network, which no plug-in that we know is called. NCCL compares the value with
+# the names of its networks and of its plug-ins, so any other word may be right.
 NO_NETWORKS = re.compile(
     r"(sockets|tcp|tcp/ip|eth(ernet)?\d*|infiniband|ib\d+|ibv?erbs|verbs|roce|rdma|efa|mlx5\w*)",
     re.I,
 )
-DEBUG_WORDS = {
-    "debug": "INFO",
-    "error": "WARN",
-    "warning": "WARN",
-    "1": "INFO",
-    "true": "INFO",
-    "on": "INFO",
-}
-DEBUG_WORDS |= {
-    "0": "",
-    "off": "",
-    "none": "",
-    "false": "",
-    "verbose": "INFO",
-    "all": "INFO",
-    "yes": "INFO",
-}
+# What other programs call a level. NCCL has no word for none: to log nothing, unset the variable.
+DEBUG_WORDS = dict.fromkeys(("debug", "1", "true", "on", "yes", "verbose", "all"), "INFO")
+DEBUG_WORDS |= dict.fromkeys(("error", "warning"), "WARN")
+DEBUG_WORDS |= dict.fromkeys(("0", "off", "none", "false"), "")
 
 
 def judge_value(setting: Setting, versions: Mapping[str, str]) -> Iterator[Finding]:
@@ -88,6 +67,8 @@ def _fault(setting: Setting, variable: KnownVariable, versions: Mapping[str, str
 
 def _flag(setting: Setting, variable: KnownVariable) -> Fault | None:
     value = number(setting.text)
+    # NCCL tests most flags for zero, so that 2 does what it promises; NCCL_P2P_DISABLE=2 does not,
+    # since that one is compared with 1.
     if value in (0, 1) or (
         value is not None and variable.name not in ("NCCL_P2P_DISABLE", "NCCL_CUMEM_ENABLE")
     ):
@@ -118,6 +99,7 @@ def _number(setting: Setting, variable: KnownVariable) -> Fault | None:
         return (_outside(setting, variable, read) if read else None) or _read_as(
             setting, meant=_meant(setting)
         )
+    # A value that the cards take: the InfiniBand specification has 0 for a timer that never ends.
     if variable.name == "NCCL_IB_TIMEOUT" and value == 0:
         return Fault(
             "0 means without an end",
@@ -135,7 +117,7 @@ def _meant(setting: Setting) -> str:
     if word in TRUE:
         return "1"
     if word.isdecimal():
-        return str(int(word))  # 010 is eight to C
+        return str(int(word))  # NCCL's strtoll would take 010 for eight
     return str(leading_number(word) or "NUMBER")
 
 
@@ -181,6 +163,7 @@ def _size(setting: Setting, variable: KnownVariable) -> Fault | None:
 
 def _threads(setting: Setting, variable: KnownVariable) -> Fault | None:
     value = number(setting.text)
+    # NCCL falls back to its own number for zero and below, which is how scripts say automatic.
     if value is None or value <= 0:
         return _number(setting, variable) if value is None else None
     if value % 32:
@@ -193,6 +176,8 @@ def _threads(setting: Setting, variable: KnownVariable) -> Fault | None:
 
 
 def _level(setting: Setting, variable: KnownVariable) -> Fault | None:
+    # As it is written: NCCL compares with strcmp, so a blank behind SYS makes it another word. A
+    # value that begins with a digit is an old level by number, of which harm.py tells.
     value = setting.value
     if value in LEVELS or value[:1].isdecimal():
         return None
@@ -259,7 +244,7 @@ def _network(setting: Setting, variable: KnownVariable) -> Fault | None:
 
 
 def _bool(setting: Setting, variable: KnownVariable) -> Fault | None:
-    value = setting.value.lower()
+    value = setting.value.lower()  # as it is written: torch trims no blank
     if value in (*TORCH_TRUE, *TORCH_FALSE):
         return None
     word = setting.text.lower()
@@ -275,6 +260,8 @@ def _bool(setting: Setting, variable: KnownVariable) -> Fault | None:
 
 
 def _integer(setting: Setting, variable: KnownVariable) -> Fault | None:
+    # What std::stoi reads, with which torch parses: it raises without a digit at the start, and
+    # drops what follows the digits.
     match = re.match(r"\s*[+-]?\d+", setting.value)
     if match is None:
         return Fault(
@@ -294,6 +281,7 @@ def _integer(setting: Setting, variable: KnownVariable) -> Fault | None:
 
 
 def _zero_one(setting: Setting, variable: KnownVariable) -> Fault | None:
+    # c10's check_env warns of any other value, true and false included, and takes the default.
     if setting.value in ("0", "1"):
         return None
     return Fault(
