@@ -18,6 +18,8 @@ SILENT_NODE_NOTICE = 10.0  # without a heartbeat; with the tick and the store's 
 HANG_NOTICE = 120.0  # without progress of a rank that others wait for
 NOTHING_MOVES_LOOK = 5.0  # without progress of any rank: compare their waits, without signals
 
+OTHER_LAUNCHER = 300.0  # accelerate says what its options mean: it imports torch, from a cold disk
+
 # Ownership of a run folder (docs/design/0014-run-folders.md).
 LEASE_HEARTBEAT = 5.0  # interval at which the owner increases its counter
 LEASE_EXPIRY = 60.0  # the counter does not change: the owner is gone. NFS delays it by up to 60 s.

@@ -286,7 +286,10 @@ HUGGING_FACE_HOME = _variable(
     "huggingface in the folder of XDG_CACHE_HOME",
 )
 CACHE_HOME = _variable(
-    "XDG_CACHE_HOME", "read: where huggingface/accelerate/default_config.yaml is", "~/.cache"
+    "XDG_CACHE_HOME",
+    "huggingface/accelerate/default_config.yaml is read there; paceline/accelerate in it has what"
+    " accelerate has answered",
+    "~/.cache",
 )
 PYTHON_PATH = _variable(
     "PYTHONPATH",

@@ -30,7 +30,7 @@ PACKAGES = {
     "launch/in_rank": 1_000,
     "launch/monitor": 4_400,
     "launch/outcome": 2_100,
-    "launch/plan": 4_400,
+    "launch/plan": 4_000,
     "launch/preflight": 1_200,
     "launch/probe": 5_100,
     "launch/rendezvous": 2_100,

@@ -30,6 +30,8 @@ OTHERS |= {"_popen", "_bootstrap", "_shutdown", "_ctxt_switches", "_amp"}
 OTHERS |= {"_bit_generator"}
 # Of pytest.
 OTHERS |= {"_must_rewrite", "_marked_for_rewrite_cache"}
+# Of accelerate and argparse; the end of names of its groups.
+OTHERS |= {"_validate_launch_command", "_actions", "_config"}
 # Of our own objects, which another of our modules looks at; ends of the names of hooks.
 OTHERS |= {"_collections_abc"}
 OURS = {

@@ -133,11 +133,12 @@ def require_script(script: str) -> None:
 
 def _accelerate_options(file: str | None, decided: Mapping[str, Any]) -> dict[str, str]:
     """Return the options from a configuration file of accelerate, if one is named."""
-    from paceline.launch.plan.accelerate import choice, config_file
+    from paceline.launch.plan.accelerate import ask, choice
 
-    if file in (None, config_file.NONE):
+    if file in (None, ask.NONE):
         return {}
-    return choice.layout(config_file.settings_of(file), decided=decided)
+    (settings,) = ask.settle({}, file=file)
+    return choice.layout(settings, decided=decided)
 
 
 def _command(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from paceline.diagnose.lint.job.launcher_options import FABRIC
 from paceline.errors import option_invalid
-from paceline.launch.plan.accelerate.settings import HEAD, AccelerateSettings, settle
+from paceline.launch.plan.accelerate.settings import DEEPSPEED, HEAD, AccelerateSettings
 from paceline.launch.plan.options import RENDEZVOUS_OPTIONS
 
 _STATIC_PLACE = ("node_rank", "master_addr", "master_port")
@@ -82,49 +81,62 @@ def _without_effect(options: Mapping[str, str]) -> dict[str, str]:
 # accelerate launch
 
 
-def accelerate(
-    typed: Mapping[str, str], config: Mapping[str, Any] | None, *, file: str
-) -> Translated:
+def accelerate(settings: AccelerateSettings, *, decided: bool) -> Translated:
     """Translate ``accelerate launch``.
 
     Args:
-        typed: Options of the command line without ``--config_file``.
-        config: The configuration; None without one.
-        file: Path of the configuration, to pass to paceline run.
+        settings: The settings that it would use.
+        decided: Whether the line or a configuration says the precision.
     """
-    aliases = {"tpu_cluster": "tpu_use_cluster"}
-    typed = {aliases.get(name, name): value for name, value in typed.items()}
-    settings = settle(typed, config, source=file)
-    notes = list(settings.notes)
-    endpoint = settings.options.get("rdzv_endpoint", "")
-    if settings.options.get("master_addr", endpoint).startswith(HEAD):
-        notes.append(_WRITE_HEAD)
-    configured = settle({}, config, source=file) if config is not None else None
-    if configured is not None and configured.environment == settings.environment:
-        options = {"accelerate_config": file, **_beside(settings.options, configured.options)}
-        return Translated(options, notes=tuple(notes))
-    decided = config is not None or "mixed_precision" in typed
     return Translated(
         settings.options,
         _needed(settings, decided=decided),
-        tuple(notes),
-        working_folder=settings.working_folder,
+        _notes(settings),
+        working_folder=DEEPSPEED in settings.environment,
     )
 
 
-def accelerate_with_variable(typed: Mapping[str, str], file: str) -> Translated:
+def accelerate_with_file(
+    settings: AccelerateSettings, configured: AccelerateSettings, file: str
+) -> Translated:
+    """Translate ``accelerate launch`` with a configuration.
+
+    Args:
+        settings: The settings that it would use.
+        configured: The settings of the configuration alone.
+        file: Path of the configuration, to pass to paceline run.
+    """
+    if configured.environment != settings.environment:
+        return accelerate(settings, decided=True)
+    options = {"accelerate_config": file, **_beside(settings.options, configured.options)}
+    return Translated(options, notes=_notes(settings))
+
+
+def accelerate_with_variable(
+    settings: AccelerateSettings, unset: AccelerateSettings, file: str
+) -> Translated:
     """Translate ``accelerate launch`` if the path of its configuration is an unexpanded variable.
+
+    Args:
+        settings: The settings that it would use without a configuration.
+        unset: The settings without options and configuration.
+        file: The path as typed.
 
     Raises:
         UsageError: Options of the line change what ranks get from the unreadable configuration.
     """
-    settings = settle(typed, None)
-    if settings.environment != settle({}, None).environment:
+    if settings.environment != unset.environment:
         raise option_invalid(
             f"other options change what ranks get from {file}, and its content is not known",
             fix=f"write the path of the configuration for {file}",
         )
     return Translated({"accelerate_config": file, **settings.options}, notes=settings.notes)
+
+
+def _notes(settings: AccelerateSettings) -> tuple[str, ...]:
+    endpoint = settings.options.get("rdzv_endpoint", "")
+    names_head = not settings.options.get("master_addr", endpoint).startswith(HEAD)
+    return settings.notes if names_head else (*settings.notes, _WRITE_HEAD)
 
 
 def _beside(options: Mapping[str, str], configured: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from paceline import env
@@ -13,7 +12,8 @@ from paceline.cli.translate import command as command_line
 from paceline.cli.translate import launchers
 from paceline.cli.translate.command import LauncherCommand
 from paceline.cli.translate.launchers import Translated
-from paceline.launch.plan.accelerate import config_file
+from paceline.errors import UsageError
+from paceline.launch.plan.accelerate import ask
 from paceline.text import quoting
 
 
@@ -35,7 +35,8 @@ def _translated(command: LauncherCommand) -> Translated:
         file = command.options.get("config_file", "")
         typed = {name: value for name, value in command.options.items() if name != "config_file"}
         if command.unexpanded and "$" in file:
-            return launchers.accelerate_with_variable(typed, file)
+            settings, unset = ask.settle(typed, {})
+            return launchers.accelerate_with_variable(settings, unset, file)
         return _accelerate(typed, file, env.snapshot())
     if command.kind == "fabric run":
         return launchers.fabric(command.options, command.arguments)
@@ -53,11 +54,19 @@ def _translated(command: LauncherCommand) -> Translated:
 
 
 def _accelerate(typed: Mapping[str, str], file: str, environ: Mapping[str, str]) -> Translated:
-    default = config_file.default_path(environ)
+    default = ask.default_path(environ)
     if not file and default.is_file() and "cpu" not in typed:
         file = str(default)
-    config = config_file.read(Path(file)) if file else None
-    return launchers.accelerate(typed, config, file=file or "accelerate's configuration")
+    if not file:
+        (settings,) = ask.settle(typed)
+        return launchers.accelerate(settings, decided="mixed_precision" in typed)
+    try:
+        settings, configured = ask.settle(typed, {}, file=file)
+    except UsageError:
+        # accelerate may refuse the configuration alone, and take it with what is typed
+        (settings,) = ask.settle(typed, file=file)
+        return launchers.accelerate(settings, decided=True)
+    return launchers.accelerate_with_file(settings, configured, file)
 
 
 # The command line, quoted for a shell

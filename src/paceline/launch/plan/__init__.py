@@ -1,6 +1,6 @@
 """What is decided before anything starts: options, script, ports, what Slurm says. No torch.
 
-accelerate        the settings that ``accelerate launch`` (1.15) gives its ranks, for runs of
+accelerate        the settings that ``accelerate launch`` gives its ranks, for runs of
                   paceline
 command_line      read and write command lines of ``paceline run``
 early_variables   find environment variables that are set too late: torch reads them only when

@@ -15,8 +15,9 @@ from paceline.errors import EXIT_OK, PacelineError
 from paceline.launch.in_rank import rank_entry
 from paceline.launch.plan import plan as planning
 from paceline.launch.plan import ports, script, slurm_step
-from paceline.launch.plan.accelerate import choice, config_file
+from paceline.launch.plan.accelerate import ask, choice
 from paceline.launch.plan.accelerate.choice import AccelerateChoice
+from paceline.launch.plan.accelerate.settings import DEEPSPEED
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
 from paceline.launch.plan.preferences import abbreviate_home
@@ -42,23 +43,22 @@ def configure(options: Options, source: str) -> AccelerateChoice:
     """
     configuration = _choose(options, source, env.snapshot())
     env.update(configuration.environment)
-    if configuration.working_folder and configuration.environment:
+    if DEEPSPEED in configuration.environment:
         _find_modules_in_working_folder()
     return configuration
 
 
 def _choose(options: Options, source: str, environ: Mapping[str, str]) -> AccelerateChoice:
-    if options.accelerate_config == config_file.NONE:
+    if options.accelerate_config == ask.NONE:
         return AccelerateChoice()
     if options.accelerate_config:
-        return choice.named(
-            config_file.settings_of(options.accelerate_config), options.accelerate_config, environ
-        )
-    path = config_file.default_path(environ)
+        (settings,) = ask.settle({}, file=options.accelerate_config)
+        return choice.named(settings, options.accelerate_config, environ)
+    path = ask.default_path(environ)
     if not path.is_file() or not choice.imports_accelerate(source):
         return AccelerateChoice()
     try:
-        default = config_file.settings_of(str(path))
+        (default,) = ask.settle({}, file=str(path))
     except PacelineError:
         return AccelerateChoice()  # the user has not asked for this file
     return choice.by_default(

@@ -24,7 +24,7 @@ ZERO3 = """{"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 
 
 
 @pytest.fixture(autouse=True)
-def no_default_configuration(monkeypatch, tmp_path):
+def no_default_configuration(asked_here, monkeypatch, tmp_path):
     """What this machine's user has configured does not count."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.delenv("PET_NPROC_PER_NODE", raising=False)
@@ -201,6 +201,15 @@ def test_a_configuration_of_which_the_line_says_otherwise_is_spelled_out(tmp_pat
     assert "accelerate-config" not in line.text
     assert line.environment["ACCELERATE_MIXED_PRECISION"] == "no"
     assert line.environment["FSDP_VERSION"] == "2"
+
+
+def test_a_configuration_that_only_the_line_completes_is_spelled_out(tmp_path):
+    (tmp_path / "c.yaml").write_text(
+        "{distributed_type: MULTI_GPU, num_processes: 2, gpu_ids: '0'}"
+    )
+    line = translated("accelerate launch --config_file c.yaml --gpu_ids 0,1 t.py")
+    assert line.environment["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert line.text.endswith("paceline run --nproc-per-node 2 t.py")
 
 
 def test_the_default_configuration_counts(tmp_path):

@@ -7,19 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.errors import Finding
-from paceline.launch.plan.accelerate.settings import HEAD, AccelerateSettings
+from paceline.launch.plan.accelerate.settings import DEEPSPEED, HEAD, AccelerateSettings
 from paceline.launch.plan.options import RENDEZVOUS_OPTIONS
 from paceline.text.syntax import tree_of
 
 # The command line and the machine decide the layout of a run and its devices, unless a
 # configuration is named.
-_OF_THE_MACHINE = (
-    "ACCELERATE_USE_CPU",
-    "KMP_AFFINITY",
-    "KMP_BLOCKTIME",
-    "CUDA_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS",
-)
+_OF_THE_MACHINE = {"ACCELERATE_USE_CPU", "KMP_AFFINITY", "KMP_BLOCKTIME", "CUDA_VISIBLE_DEVICES"}
+_OF_THE_MACHINE |= {"OMP_NUM_THREADS"}
+_ONE_NUMBER = {"ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG"}
 # Options of the rendezvous: one that is typed, or taken from Slurm, replaces the configuration's
 # whole layout.
 _LAYOUT = frozenset({*RENDEZVOUS_OPTIONS, "standalone"})
@@ -31,9 +27,7 @@ class AccelerateChoice:
 
     environment: Mapping[str, str] = field(default_factory=dict)  # variables to set for all ranks
     summary: str = ""  # text for the plan line; empty if nothing is used
-    # findings about requested settings that the run does not have
-    warnings: tuple[Finding, ...] = ()
-    working_folder: bool = False  # whether ranks find modules in the working folder
+    warnings: tuple[Finding, ...] = ()  # about requested settings that the run does not have
 
 
 def named(settings: AccelerateSettings, path: str, environ: Mapping[str, str]) -> AccelerateChoice:
@@ -41,13 +35,12 @@ def named(settings: AccelerateSettings, path: str, environ: Mapping[str, str]) -
 
     As in accelerate, it takes precedence over the environment.
     """
-    replaced = [
-        name for name, value in settings.environment.items() if environ.get(name, value) != value
-    ]
+    told = settings.environment
+    replaced = [name for name in told if environ.get(name, told[name]) != told[name]]
     words = ", ".join(settings.asks) or "nothing but defaults"
     replaces = f"; replaces {', '.join(replaced)}" if replaced else ""
     summary = f"accelerate: {words} ({path}{replaces})"
-    return AccelerateChoice(settings.environment, summary, working_folder=settings.working_folder)
+    return AccelerateChoice(told, summary)
 
 
 def by_default(
@@ -66,41 +59,36 @@ def by_default(
     """
     if not settings.asks or "ACCELERATE_MIXED_PRECISION" in environ:
         return AccelerateChoice()
-    for_gpus = "gpu" in settings.needs
-    for_cpus = settings.environment.get("ACCELERATE_USE_CPU") == "True"
-    lacks_gpus = for_gpus and not num_gpus
-    ignores_gpus = for_cpus and num_gpus > 0
-    if lacks_gpus or ignores_gpus:
+    told = settings.environment
+    is_sharded = {"ACCELERATE_USE_FSDP", DEEPSPEED} & set(told)
+    for_gpus = is_sharded or told["ACCELERATE_MIXED_PRECISION"] in ("fp16", "fp8")
+    for_cpus = told.get("ACCELERATE_USE_CPU") == "True"
+    is_for_others = for_cpus if num_gpus else for_gpus
+    if is_for_others:
         return AccelerateChoice()
+    obstacle = _obstacle(settings, environ, has_deepspeed=has_deepspeed)
+    if obstacle:
+        return AccelerateChoice(warnings=(_not_set(settings, path, obstacle),))
+    environment = {name: told[name] for name in told if name not in _OF_THE_MACHINE}
+    summary = f"accelerate: {', '.join(settings.asks)} ({path}; not with --accelerate-config none)"
+    return AccelerateChoice(environment, summary)
+
+
+def _obstacle(
+    settings: AccelerateSettings, environ: Mapping[str, str], *, has_deepspeed: bool
+) -> str:
     by_hand = sorted(name for name in environ if name.startswith("ACCELERATE_USE_"))
     if by_hand:
-        return AccelerateChoice(
-            warnings=_not_set(
-                settings, path, f"{', '.join(by_hand)} is set, so the environment decides"
-            )
-        )
-    obstacle = _obstacle(settings, has_deepspeed=has_deepspeed)
-    if obstacle:
-        return AccelerateChoice(warnings=_not_set(settings, path, obstacle))
-    environment = {
-        name: value for name, value in settings.environment.items() if name not in _OF_THE_MACHINE
-    }
-    summary = f"accelerate: {', '.join(settings.asks)} ({path}; not with --accelerate-config none)"
-    return AccelerateChoice(environment, summary, working_folder=settings.working_folder)
-
-
-def _obstacle(settings: AccelerateSettings, *, has_deepspeed: bool) -> str:
-    if "deepspeed" in settings.needs and not has_deepspeed:
+        return f"{', '.join(by_hand)} is set, so the environment decides"
+    if DEEPSPEED in settings.environment and not has_deepspeed:
         return "DeepSpeed is not installed here"
-    if {"ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG"} & set(
-        settings.environment
-    ):
+    if _ONE_NUMBER & set(settings.environment):
         return "it fits one number of ranks only"
     return ""
 
 
-def _not_set(settings: AccelerateSettings, path: str, reason: str) -> tuple[Finding]:
-    warning = Finding(
+def _not_set(settings: AccelerateSettings, path: str, reason: str) -> Finding:
+    return Finding(
         "launcher-config-ignored",
         "the script imports accelerate, whose default configuration asks for"
         f" {', '.join(settings.asks)}; the ranks do not get these settings",
@@ -113,7 +101,6 @@ def _not_set(settings: AccelerateSettings, path: str, reason: str) -> tuple[Find
         ),
         severity="warning",
     )
-    return (warning,)
 
 
 def layout(settings: AccelerateSettings, *, decided: Mapping[str, object]) -> dict[str, str]:
@@ -121,26 +108,18 @@ def layout(settings: AccelerateSettings, *, decided: Mapping[str, object]) -> di
 
     ``decided`` are those typed, inherited from torchrun's variables, or taken from Slurm.
     """
-    passed_over = set(_LAYOUT if _LAYOUT & set(decided) else ())
-    passed_over |= {name for name, value in settings.options.items() if value == HEAD}
-    return {
-        name: value
-        for name, value in settings.options.items()
-        if name not in decided and name not in passed_over
-    }
+    passed_over = {*decided, *(_LAYOUT if _LAYOUT & set(decided) else ())}
+    options = settings.options.items()
+    return {name: value for name, value in options if name not in passed_over and value != HEAD}
 
 
 def imports_accelerate(source: str) -> bool:
     """Return whether a script's own text imports accelerate; False if it cannot be parsed."""
     tree = tree_of(source)
-    return tree is not None and any(map(_of_accelerate, ast.walk(tree)))
-
-
-def _of_accelerate(node: ast.AST) -> bool:
-    if isinstance(node, ast.Import):
-        return any(alias.name.partition(".")[0] == "accelerate" for alias in node.names)
-    return (
-        isinstance(node, ast.ImportFrom)
-        and not node.level
-        and (node.module or "").partition(".")[0] == "accelerate"
-    )
+    modules: list[str] = []
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            modules.append(node.module or "")
+    return any(module.partition(".")[0] == "accelerate" for module in modules)

@@ -1,0 +1,22 @@
+"""What tests of several packages rest on."""
+
+import json
+import warnings
+
+import pytest
+
+from paceline.launch.plan.accelerate import answer, ask
+
+
+@pytest.fixture
+def asked_here(monkeypatch):
+    """accelerate is asked in this process: one of its own takes as long as importing torch."""
+
+    def answers(questions):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pytest.importorskip("accelerate.commands.launch")
+            return json.loads(json.dumps([answer.answer(**each) for each in json.loads(questions)]))
+
+    monkeypatch.setattr(ask, "_answers", answers)
+    ask.read.cache_clear()  # it knows files by their names
