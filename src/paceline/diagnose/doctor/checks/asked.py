@@ -47,7 +47,7 @@ def place(name: str, facts: Facts) -> str:
 
 def is_on(value: str | None) -> bool:
     """Return whether NCCL reads a value as "on": any number except zero."""
-    match = re.match(r"\s*[+-]?\d+", value or "")
+    match = re.match(r"\s*[+-]?\d+", value or "")  # strtoll: a word such as true is 0
     return match is not None and int(match[0]) != 0
 
 
@@ -57,6 +57,7 @@ def p2p_level(settings: Mapping[str, str]) -> str:
     ``NCCL_P2P_DISABLE=1`` means ``LOC`` and takes precedence over ``NCCL_P2P_LEVEL``. NCCL ignores
     a misspelt level.
     """
+    # NCCL compares with 1 here: any other number does not switch it off.
     if re.match(r"\s*\+?0*1(?!\d)", settings.get("NCCL_P2P_DISABLE", "")):
         return "LOC"
     text = settings.get("NCCL_P2P_LEVEL", "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.diagnose.doctor.checks.asked import gpus_in_words, version, visible_gpus
 from paceline.diagnose.doctor.facts import Facts
-from paceline.diagnose.doctor.facts_gpu import Gpu, GpuProcess, MigSlice, Xid
+from paceline.diagnose.doctor.facts_gpu import Gpu, GpuProcess, MigSlice
 from paceline.diagnose.doctor.render import size
 from paceline.errors import Finding
 from paceline.machine.gpus import entries
@@ -32,7 +32,7 @@ _XIDS = {
     154: ("the driver asks for a reset or reboot", True),
     158: ("the GPU did not answer in time", True),
 }
-_DAY_S = 24 * 3600
+_DAY_S = 24 * 3600  # the kernel log of a node that stays up holds faults that were repaired since
 _SLOWDOWNS = {
     "thermal": "as it is too hot",
     "power-brake": "as the power supply asks for less",
@@ -73,7 +73,12 @@ class _Sign:
 def _hardware(facts: Facts) -> Iterator[Finding]:
     if "no answer" in facts.driver.problem:
         yield _hung(facts)
-    signs = [*_signs_of_nvml(facts), *_signs_of_kernel(facts)]
+    signs = [
+        _Sign(gpu, f"GPU {gpu.index}", line, line, line, severe)
+        for gpu in facts.gpus
+        for line, severe in _faults(gpu, facts)
+    ]
+    signs += _signs_of_kernel(facts)
     if not signs:
         return
     visible = {gpu.index for gpu in visible_gpus(facts)}  # a hidden GPU affects nobody
@@ -96,12 +101,6 @@ def _hardware(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _signs_of_nvml(facts: Facts) -> Iterator[_Sign]:
-    for gpu in facts.gpus:
-        for line, severe in _faults(gpu, facts):
-            yield _Sign(gpu, f"GPU {gpu.index}", line, line, line, severe)
-
-
 def _signs_of_kernel(facts: Facts) -> Iterator[_Sign]:
     gpus = {gpu.bus_id: gpu for gpu in facts.gpus}
     # The log also names GPUs of other users.
@@ -112,8 +111,10 @@ def _signs_of_kernel(facts: Facts) -> Iterator[_Sign]:
         if shared_log and gpu is None:
             continue
         place = f"GPU {gpu.index}" if gpu is not None else xid.bus_id
-        what = f"Xid {xid.number}, {_XIDS[xid.number][0]}"
-        yield _Sign(gpu, place, xid.number, xid.line or f"Xid {xid.number}", what, _is_severe(xid))
+        fault, severe = _XIDS[xid.number]
+        severe = severe and (xid.age_s is None or xid.age_s < _DAY_S)
+        what = f"Xid {xid.number}, {fault}"
+        yield _Sign(gpu, place, xid.number, xid.line or f"Xid {xid.number}", what, severe)
 
 
 def _where(signs: Sequence[_Sign]) -> str:
@@ -138,10 +139,6 @@ def _hung(facts: Facts) -> Finding:
     )
 
 
-def _is_severe(xid: Xid) -> bool:
-    return _XIDS[xid.number][1] and (xid.age_s is None or xid.age_s < _DAY_S)
-
-
 def _faults(gpu: Gpu, facts: Facts) -> Iterator[tuple[str, bool]]:
     """Yield each fault that NVML reports for a GPU, and whether the GPU must not be used."""
     if gpu.problem:
@@ -159,6 +156,8 @@ def _faults(gpu: Gpu, facts: Facts) -> Iterator[tuple[str, bool]]:
 def _missing_links(gpu: Gpu, facts: Facts) -> Iterator[tuple[str, bool]]:
     """Yield a fault if a GPU on NVLink switches has fewer active links than GPUs of its kind."""
     alike = [other for other in facts.gpus if other.name == gpu.name and not other.mig]
+    # Only a switch gives all GPUs as many links; in a mesh, or between cards with a bridge, they
+    # may well differ.
     switched = any(link.remote == "switch" for other in alike for link in other.nvlinks)
     active = _active_links(gpu)
     most = max(map(_active_links, alike))
@@ -171,7 +170,7 @@ def _active_links(gpu: Gpu) -> int:
 
 
 def _busy(facts: Facts) -> Iterator[Finding]:
-    # Another finding is about the leftovers.
+    # Another finding is about the leftovers, and says how to end them.
     leftovers = {process.pid for process in facts.leftovers}
     gpus: list[Gpu] = []
     holders: list[_Holder] = []
@@ -232,13 +231,16 @@ def _holders(gpu: Gpu, leftovers: set[int], *, wsl: bool) -> Iterator[_Holder]:
     where = f"GPU {gpu.index}"
     if gpu.compute_mode == "prohibited":
         yield _Holder(f"{where}: compute mode Prohibited: no process may compute on it", True)
+    # A desktop draws on the GPU too, and takes little of it.
     computing = [process for process in gpu.processes if not process.graphics]
+    # MPS has its server in the list, which holds an exclusive GPU for all its clients.
     programs = [process for process in computing if not process.command.startswith(_MPS)]
     shared = len(programs) < len(computing)
     exclusive = gpu.compute_mode == "exclusive-process" and not shared
     for process in programs:
         if process.pid not in leftovers:
             yield _Holder(f"{where}: {_words(process)}", exclusive)
+    # NVML lists no process of another container or of another namespace of process ids.
     if not gpu.processes and not gpu.mig and not wsl and _is_filled(gpu):
         used, total = size(gpu.memory_used_bytes), size(gpu.memory_bytes)
         line = f"{where}: {used} of {total} are held by a process that is not visible here"
@@ -317,6 +319,7 @@ def _slow(facts: Facts) -> Iterator[Finding]:
 
 
 def _asleep(facts: Facts) -> Iterator[Finding]:
+    # None where the driver does not say. Under WSL the driver of Windows holds the GPU.
     asleep = [gpu for gpu in facts.gpus if gpu.persistence is False]
     if asleep and not facts.host.wsl:
         yield Finding(

@@ -38,6 +38,7 @@ def _missing(facts: Facts) -> Iterator[Finding]:
         severity = "error" if facts.gpus else "warning"
         yield _missing_interface(facts, env.NCCL_INTERFACE, severity=severity)
     gloo = facts.settings.get(env.GLOO_INTERFACE, "")
+    # gloo fails at the first name that is missing, where NCCL takes what there is of a list.
     if gloo and not set(gloo.split(",")) <= set(names):
         yield _missing_interface(facts, env.GLOO_INTERFACE, severity="error")
 
@@ -94,7 +95,7 @@ def _ambiguous(facts: Facts) -> Iterator[Finding]:
     if not virtual or not _hardware(facts):
         return
     if setting and len(virtual) < len(selected):
-        return  # the setting also names an interface that may lead to other nodes
+        return  # the setting names hardware too, and who wrote it may know the virtual ones
     yield _ambiguous_interfaces(facts, selected, virtual, setting)
 
 
@@ -126,7 +127,7 @@ def _quote(interface: Interface) -> str:
 def _threads(facts: Facts) -> Iterator[Finding]:
     """Yield a hint if a fast Ethernet interface is used with NCCL's default number of threads."""
     if active(facts) or facts.rdma_libraries.plugins:
-        return
+        return  # NCCL does not use its own sockets there
     if any(facts.settings.get(name) for name in (_THREADS, _SOCKETS, "NCCL_NET")):
         return
     setting = facts.settings.get(env.NCCL_INTERFACE, "")

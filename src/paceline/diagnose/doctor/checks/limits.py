@@ -77,6 +77,7 @@ def _open_files(facts: Facts) -> Iterator[Finding]:
     enough = _SMALL_FILES if facts.gpus else _FEW_FILES
     if soft is None or soft == UNLIMITED or soft >= enough:
         return
+    # Not the hard limit itself: where it is a billion, programs that close all files take minutes.
     reachable = 65_536 if hard in (None, UNLIMITED) else min(65_536, hard or 0)
     yield Finding(
         "too-many-open-files",
@@ -198,6 +199,8 @@ def _disk(disk: Disk) -> Iterator[Finding]:
 
 def _is_full(disk: Disk) -> bool:
     """Return whether little of a disk is free, in bytes and also as a share of its size."""
+    # A small disk (a tmpfs, a container's /tmp) may be meant to be small, and 50 GiB of a large one
+    # are soon filled by checkpoints.
     used = 1 - disk.free_bytes / max(1, disk.total_bytes)
     if disk.free_bytes < _GIB:
         return used > 0.5

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from paceline.diagnose.doctor.checks.asked import gpus_in_words, p2p_level, place, visible_gpus
 from paceline.diagnose.doctor.facts import Facts
-from paceline.diagnose.doctor.facts_gpu import AcsBridge, Gpu, GpuPair
+from paceline.diagnose.doctor.facts_gpu import AcsBridge, GpuPair
 from paceline.errors import Finding
 from paceline.text.wording import few, is_or_are
 
-_BROKEN = ("hang", "wrong-data")
+_SYMPTOMS = {"hang": "the copy did not end", "wrong-data": "what arrived is not what was sent"}
 _BETWEEN_GPUS = (
     "traffic between GPUs and to the network takes the way over the CPU: slower, and on some"
     " machines it hangs"
@@ -59,7 +59,8 @@ def _fabric(facts: Facts) -> Iterator[Finding]:
 
 
 def _broken(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
-    broken = [pair for pair in pairs if pair.trial in _BROKEN]
+    # Only copies that doctor has tried: what the driver says of a pair is that it allows them.
+    broken = [pair for pair in pairs if pair.trial in _SYMPTOMS]
     if not broken:
         return
     hangs = sum(pair.trial == "hang" for pair in broken)
@@ -70,7 +71,9 @@ def _broken(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
         f"a copy from GPU to GPU {'hangs' if hangs else 'brings wrong data'} between {first.words}"
         + (f" and {len(broken) - 1} more pairs" if len(broken) > 1 else ""),
         where=few([pair.words for pair in broken]),
-        evidence=tuple(f"{pair.words} ({pair.link}): {_symptom(pair)}" for pair in broken[:8]),
+        evidence=tuple(
+            f"{pair.words} ({pair.link}): {_SYMPTOMS[pair.trial]}" for pair in broken[:8]
+        ),
         why=(
             "NCCL copies in this way, though NCCL_P2P_DISABLE=1 keeps it from it; torch's own"
             " copies do in any case"
@@ -89,35 +92,25 @@ def _broken(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
     )
 
 
-def _symptom(pair: GpuPair) -> str:
-    return "the copy did not end" if pair.trial == "hang" else "what arrived is not what was sent"
-
-
 def _switched_off(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
-    linked = [pair for pair in pairs if pair.nvlinks and pair.trial not in _BROKEN]
+    linked = [pair for pair in pairs if pair.nvlinks and pair.trial not in _SYMPTOMS]
     if not linked or p2p_level(facts.settings) != "LOC":
         return
+    numbers = {number for pair in linked for number in (pair.first, pair.second)}
     variables = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
-    name = next(variable for variable in variables if _sets_loc(variable, facts.settings))
+    given = {name: facts.settings[name] for name in variables if name in facts.settings}
+    # Each by itself: where both are set, the one that keeps NCCL off is the one to unset.
+    name = next(name for name, value in given.items() if p2p_level({name: value}) == "LOC")
     yield Finding(
         "p2p-disabled-with-nvlink",
         f"{name}={facts.settings[name]} keeps NCCL off the NVLinks between"
-        f" {gpus_in_words(_gpus_of(facts, linked))}",
+        f" {gpus_in_words(gpu for gpu in facts.gpus if gpu.index in numbers)}",
         where=place(name, facts),
         evidence=(f"{linked[0].link} between {linked[0].words}" + _and_more(linked),),
         why="gradients go through host memory, several times slower than over NVLink",
         fix=f"unset {name}",
         severity="warning",
     )
-
-
-def _sets_loc(name: str, settings: dict[str, str]) -> bool:
-    return name in settings and p2p_level({name: settings[name]}) == "LOC"
-
-
-def _gpus_of(facts: Facts, pairs: Sequence[GpuPair]) -> list[Gpu]:
-    numbers = {number for pair in pairs for number in (pair.first, pair.second)}
-    return [gpu for gpu in facts.gpus if gpu.index in numbers]
 
 
 def _and_more(pairs: Sequence[GpuPair]) -> str:
@@ -129,7 +122,9 @@ def _across_sockets(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]
     far = [pair for pair in pairs if _crosses_sockets(pair)]
     level = p2p_level(facts.settings)
     if not far or level not in ("", "SYS"):
-        return
+        return  # any other level keeps NCCL from it
+    # A few copies that were right do not show that the way is the faster one, so that the finding
+    # stays, as a hint.
     tried = all(pair.trial == "ok" for pair in far)
     uses = _nccl_crosses(facts, level)
     if tried and not uses:
@@ -183,6 +178,8 @@ def _nccl_crosses(facts: Facts, level: str) -> bool:
     """
     if level == "SYS":
         return True
+    # On AMD's CPUs with two GPUs at most. An unknown vendor counts as AMD: a copy that hangs costs
+    # more than a hint in vain.
     return facts.host.cpu_vendor in ("", "AuthenticAMD") and len(visible_gpus(facts)) <= 2
 
 
@@ -201,12 +198,13 @@ def _nccls_choice(facts: Facts, level: str, uses: bool) -> str:
 
 def _access_control(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
     if facts.host.virtual or p2p_level(facts.settings) == "LOC":
-        return  # virtual machines need access control
+        return  # virtual machines need access control; without peer-to-peer it harms nobody
     over_pci = [pair for pair in pairs if not pair.nvlinks and pair.p2p in ("", "ok")]
-    over_pci = [pair for pair in over_pci if pair.trial in ("", "ok", *_BROKEN)]
+    over_pci = [pair for pair in over_pci if pair.trial in ("", "ok", *_SYMPTOMS)]
     tried = bool(over_pci) and all(pair.trial == "ok" for pair in over_pci)
     if facts.bridges is not None:
         yield from _redirecting_bridges(facts, facts.bridges, over_pci, tried=tried)
+    # Only root can read bridges. An IOMMU that translates usually comes with access control.
     elif facts.iommu == "translated" and over_pci and not tried:
         yield _likely_access_control(facts, over_pci)
 
@@ -216,26 +214,22 @@ def _redirecting_bridges(
 ) -> Iterator[Finding]:
     """Yield the finding about bridges with active access control, if GPU traffic passes them."""
     gpus = {pair.first for pair in over_pci} | {pair.second for pair in over_pci}
+    # The other controls, such as source validation, leave a transfer on the short way.
     redirecting = [
         bridge for bridge in bridges if {"request", "completion"} & set(bridge.redirects)
     ]
     between_gpus = [bridge for bridge in redirecting if gpus & set(bridge.gpus)]
+    # GPUs with NVLink between all of them use PCI for the network alone.
     to_network = not over_pci and any(port.state == "ACTIVE" for port in facts.rdma)
     relevant = redirecting if to_network else between_gpus
     if not relevant:
         return
-    harmful = bool(between_gpus) and not tried and _is_used(facts, over_pci)
+    # Beyond a host bridge NCCL takes host memory, and then access control between GPUs is idle.
+    near = any(pair.level in ("", "PIX", "PXB") for pair in over_pci)
+    is_used = near or _nccl_crosses(facts, p2p_level(facts.settings))
+    harmful = bool(between_gpus) and not tried and is_used
     why = _BETWEEN_GPUS if between_gpus else _TO_NETWORK
     yield _access_control_is_on(facts, relevant, why=why, tried=tried, harmful=harmful)
-
-
-def _is_used(facts: Facts, over_pci: Sequence[GpuPair]) -> bool:
-    """Return whether NCCL copies directly between some of these GPUs.
-
-    Beyond a host bridge, the data usually goes through host memory.
-    """
-    near = any(pair.level in ("", "PIX", "PXB") for pair in over_pci)
-    return near or _nccl_crosses(facts, p2p_level(facts.settings))
 
 
 def _access_control_is_on(

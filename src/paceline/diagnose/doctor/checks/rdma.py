@@ -54,6 +54,7 @@ def judge_rdma(facts: Facts) -> Iterator[Finding]:
 def _obstacles(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Obstacle]:
     """Yield the reasons why NCCL does not use these ports."""
     efa = any(port.kind == "EFA" for port in ports)
+    # The first one is the headline: a setting, which is undone at once, comes before software.
     if facts.settings.get("NCCL_NET", "").lower() == "socket":
         yield _setting("NCCL_NET", facts, what="NCCL_NET=Socket")
     if not efa:
@@ -63,6 +64,7 @@ def _obstacles(facts: Facts, ports: Sequence[RdmaPort]) -> Iterator[Obstacle]:
         yield _no_devices(facts, efa)
     elif efa:
         yield from _efa(facts)
+    # None where the loader could not be asked; a plug-in brings what it needs.
     elif facts.rdma_libraries.verbs is False and not facts.rdma_libraries.plugins:
         yield Obstacle(
             "libibverbs is not installed",
@@ -100,6 +102,7 @@ def _efa(facts: Facts) -> Iterator[Obstacle]:
     elif not libraries.plugins and not settings.get("NCCL_NET_PLUGIN", "").startswith("/"):
         yield _no_plugin(libraries.plugins_elsewhere)
     provider = settings.get("FI_PROVIDER", "")
+    # libfabric: ``efa,tcp`` allows these, and ``^efa`` all but this one.
     lists_efa = "efa" in provider.removeprefix("^").split(",")
     if provider and lists_efa == provider.startswith("^"):
         yield _setting("FI_PROVIDER", facts, what=f"FI_PROVIDER={provider} leaves EFA out")

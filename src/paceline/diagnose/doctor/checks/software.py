@@ -108,6 +108,7 @@ def _driver(facts: Facts) -> Iterator[Finding]:
             why="no GPU can be used; an update has replaced the library under a running kernel",
             fix="reboot, or load the new kernel module; in a container: start it again",
         )
+    # Within a major version CUDA runs on older drivers too (minor version compatibility).
     elif facts.gpus and required and supported and supported[0] < required[0]:
         yield Finding(
             "driver-mismatch",

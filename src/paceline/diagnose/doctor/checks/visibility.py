@@ -21,6 +21,7 @@ def judge_visibility(facts: Facts) -> Iterator[Finding]:
         if on_bus and not explained:
             yield _unreachable(facts)
         return
+    # A container and a job see the PCI bus of the whole node, and are given some of its GPUs.
     restricted = facts.host.container or facts.host.slurm_job
     if len(facts.gpus) < on_bus and not restricted:
         yield _missing(facts)
@@ -90,6 +91,7 @@ def _hidden(facts: Facts, setting: str) -> Iterator[Finding]:
     unknown = next((entry for entry in listed if named(entry, facts.gpus) is None), "")
     if repeated and not num_visible:
         yield _repeated(setting, repeated, total)
+    # ``0,1,-1,2``: a negative number is the usual way to end the list on purpose.
     elif not num_visible or (unknown and not unknown.startswith("-")):
         yield _unknown(facts, setting, unknown, num_visible)
     elif num_visible < total and not facts.host.slurm_job:
