@@ -46,6 +46,7 @@ class BenchCommand(start_commands.StartCommand):
         **extra: Any,
     ) -> click.Context:
         """Parse the words of this command, or those of the command that the first names."""
+        # A click.Group would take the name of every script for that of a command.
         other = self.commands.get(args[0]) if args else None
         if other is None:
             return super().make_context(info_name, args, parent, **extra)

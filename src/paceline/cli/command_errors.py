@@ -78,6 +78,7 @@ def _commands_with(option: str, group: click.Command, path: str = "") -> dict[st
 def _line_of(commands: Mapping[str, click.Command], option: str, words: Sequence[str]) -> str:
     """Return the line of the first command that knows all typed options."""
     for name, command in commands.items():
+        # A parser alone calls nothing and looks for no file, as the command itself would.
         parser = command.make_parser(click.Context(command, allow_interspersed_args=False))
         with contextlib.suppress(click.UsageError):
             parser.parse_args(list(words))
@@ -112,7 +113,7 @@ def _task_of_several() -> int | None:
         task = read_mpi_task(environ)
         step = slurm_step.read_step(environ, in_terminal=env.in_terminal())
     except UsageError:
-        return None
+        return None  # its variables contradict each other, so every task prints the error
     if task is not None and task.size > 1:
         return task.rank
     return step.task if step is not None and sum(step.tasks) > 1 else None

@@ -71,6 +71,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print data for a pr
 
 
 def _show_all(ctx: click.Context, _: click.Parameter, is_wanted: bool) -> None:
+    # A shell that completes a line parses it too, and must get no help in its words.
     if is_wanted and not ctx.resilient_parsing:
         ctx.meta[_ALL] = True
         click.echo(ctx.get_help(), color=ctx.color)
@@ -219,7 +220,7 @@ class HelpedGroup(click.Group):
         _write_examples(ctx, formatter)
 
 
-HelpedGroup.group_class = HelpedGroup
+HelpedGroup.group_class = HelpedGroup  # only here does the name exist
 
 
 def _summary(command: click.Command) -> str:
@@ -239,7 +240,7 @@ def _write(
     ]
     if rows:
         with formatter.section(heading):
-            formatter.write_dl(rows, col_max=26)
+            formatter.write_dl(rows, col_max=26)  # click's 30 breaks more lines at 80 columns
 
 
 def _one_form(record: tuple[str, str]) -> tuple[str, str]:

@@ -28,6 +28,7 @@ def COMPLETION(context: click.Context, shell: str) -> Action:
         kind = get_completion_class(shell)
         if kind is None:
             raise ValueError(shell)
+        # The installed command, also where python -m paceline prints its script.
         print(kind(context.find_root().command, {}, "paceline", _VARIABLE).source())
         return EXIT_OK
 

@@ -52,6 +52,7 @@ def EXPLAIN(subject: str, makes_bundle: bool, output: Path | None, as_json: bool
     def action() -> int:
         from paceline.diagnose import explain
 
+        # A folder or log may be called as a finding is: what exists is what was meant.
         page = None if os.path.exists(subject) else _described(subject)
         if page is not None:
             show(page, as_json)

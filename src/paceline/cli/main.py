@@ -117,6 +117,7 @@ def _verify(path: Path, as_json: bool) -> Action:
         except PacelineError as error:
             if not as_json:
                 raise
+            # A program that asks for data gets a damaged checkpoint as an answer, on stdout.
             findings = [error.finding.to_json()]
             _print_json({"path": str(folder), "whole": False, "findings": findings})
             return error.exit_status
@@ -337,6 +338,7 @@ def _requeue(run: Path, status: int) -> Action:
     def action() -> int:
         from paceline.slurm.jobs import requeue
 
+        # A call that was killed has recorded no outcome, by which the next line decides.
         if RunDir(run).arguments.exists():
             from paceline.functions import direct
 
@@ -362,6 +364,7 @@ def _call(run: Path) -> Action:
     return action
 
 
+# The words are those of another launcher, whose options look like ours.
 @cli.command(
     "translate", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
@@ -459,6 +462,7 @@ def _parse_command_line() -> Action:
         outcome: Any = cli.main(standalone_mode=False)
     except click.exceptions.NoSuchOption as error:
         command_errors.refuse_line(command_errors.unknown_option(error, sys.argv[1:]))
+    # To click a usage error; the bare command shows its help, and nothing was wrong.
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         sys.exit(EXIT_OK)

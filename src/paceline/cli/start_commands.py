@@ -66,6 +66,7 @@ def _run(**values: Any) -> Action:
         program=[word for word in (values["script"], *values["arguments"]) if word],
         surroundings=_surroundings(),
     )
+    # A file of accelerate says what nothing else has settled.
     settled = {**starter_defaults.values, **inherited, **typed}
     from_file = _accelerate_options(typed.get("accelerate_config"), settled)
     requested = parsing.parse(
@@ -127,6 +128,7 @@ def _typed_options(options: Sequence[Option], values: Mapping[str, Any]) -> dict
 
 
 def require_script(script: str) -> None:
+    # Not required by click: paceline run --check-only starts no script.
     if not script:
         raise click.UsageError("Missing argument 'SCRIPT'.", click.get_current_context())
 
@@ -158,6 +160,7 @@ def _command(
         function
     )
     function = command_help.HELP_ALL(function)
+    # The decorator that is applied last stands first in the help.
     for option in reversed(options):
         function = _declare(option)(function)
     return click.command(name, cls=cls)(function)
@@ -166,7 +169,7 @@ def _command(
 def _declare(option: Option) -> Callable[[Any], Any]:
     forms = [option.short] if option.short else []
     forms += [option.long]
-    if "_" in option.name:
+    if "_" in option.name:  # torchrun takes both spellings
         forms.append(f"--{option.name}")
     text = option.help + (f" [{option.default}]" if option.default else "")
     if option.flag:

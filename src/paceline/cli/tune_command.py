@@ -53,6 +53,7 @@ def TUNE(subject: str, arguments: tuple[str, ...], **options: Any) -> Action:
     measurement. Its loader is changed from outside while it trains. With MODULE:DATASET only the
     loading of a dataset is measured.
     """
+    # A path may have a colon too: what exists as a file is a script.
     is_dataset = bool(_DATASET.fullmatch(subject)) and not os.path.exists(subject)
     words = _words_of(subject, arguments, batch_size=options["batch_size"], is_dataset=is_dataset)
     ranks = options["nproc_per_node"]
@@ -74,7 +75,7 @@ def TUNE(subject: str, arguments: tuple[str, ...], **options: Any) -> Action:
         )
 
         if batch_option:
-            require_place(batch_option)
+            require_place(batch_option)  # before the first measurement, which takes a minute
         start = TrialStart(words, of_run)
         with TuningProgress(seconds) as progress:
             answer = Tuning(start, subject, seconds, has_steps=not is_dataset).run(progress)
@@ -96,6 +97,7 @@ def _words_of(
         if arguments:
             raise _contradicted(f"a dataset takes no arguments: {' '.join(arguments)}")
         return "paceline.measure.tune.bare_loader", subject, str(batch_size or 32)
+    # A script chooses its batch itself; --batch-option tells it another one.
     if batch_size is not None:
         raise _contradicted("--batch-size is for MODULE:DATASET; a script has its own")
     if not os.path.isfile(subject):

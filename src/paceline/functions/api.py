@@ -110,7 +110,7 @@ def map(
     packed = pickles.pack_function(function)
     arguments = _packed_items(values)
     if not values:
-        return []
+        return []  # only now: what is wrong with the function shows with an empty list too
 
     def fill(folder: Path) -> None:
         packed.write(RunDir(folder).function)
@@ -176,7 +176,7 @@ def _start_in_slurm(call: _FunctionCall, typed: Mapping[str, Any], *, parallel: 
     try:
         submitting.queue(requested, fill=call.fill)
     except SetupError as error:
-        if shutil.which("sbatch") is None:
+        if shutil.which("sbatch") is None:  # whatever else Slurm refuses has its own fix
             fix = f'where="{LOCAL}" runs it on this machine, without Slurm'
             raise SetupError(replace(error.finding, fix=fix)) from None
         raise
@@ -188,16 +188,12 @@ def _gpu_shares(per_job: str) -> tuple[str, ...]:
     option_rules.check({"gpus_per_node": per_job} if per_job else {})
     if not option_rules.num_gpus(per_job):
         return ()
+    # A job's CUDA_VISIBLE_DEVICES replaces ours, so that its entries are ours: in a job of Slurm
+    # with GPUs 2 and 3, 0 would be somebody else's. CUDA shows fewer where an entry is wrong.
     visible = env.read(env.CUDA_DEVICES)
     count = host.gather(visible).num_gpus
     names = visible.split(",") if visible else [str(number) for number in range(count)]
     return by_machine.shares(names[:count], per_job=option_rules.num_gpus(per_job))
-
-
-def _num_together(parallel: int, gpus: Sequence[str]) -> int:
-    if gpus:
-        return min(parallel or len(gpus), len(gpus))
-    return parallel or usable_cpus()[0]
 
 
 def _start_here(
@@ -209,12 +205,13 @@ def _start_here(
     has_many_gpus = bool(gpus) and "," in gpus[0]
     runs_many = has_many_gpus or _runs_many(typed, ())
     words = _words(typed) if runs_many else ("call", by_machine.RUN_DIR)
+    together = parallel or len(gpus) or usable_cpus()[0]
     jobs = [folder]
     if call.items is not None:
         jobs = [sweeps.folder_of(folder, index) for index in range(len(call.items))]
     queue = by_machine.new_queue(
         jobs,
-        parallel=_num_together(parallel, gpus),
+        parallel=min(together, len(gpus) or together),
         command=(*submitting.own_command(), *words),
         gpus=gpus,
     )

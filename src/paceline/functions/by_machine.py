@@ -169,7 +169,7 @@ def _queue_lives(state: LocalState) -> bool:
     try:
         return read_queue(Path(state.queue)).is_alive
     except PermissionError:
-        raise
+        raise  # of another user's jobs, which are not dead because they are hidden
     except (OSError, ValueError):
         return False
 

@@ -97,11 +97,12 @@ class Queue:
         self._states = states
         for key, job in list(self._living.items()):
             if job.cluster in silent:
-                continue
+                continue  # no answer is no news
             state = states.get(key)
             if state is not None and not state.ended:
                 continue
             del self._living[key]
+            # In full and at once: scontrol forgets a job minutes after its end (MinJobAge).
             self._ended[key] = EndedJob(job_states.full(job) or state, now_s)
 
 

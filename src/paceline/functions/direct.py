@@ -70,6 +70,7 @@ def _status_of(stop: SystemExit) -> int:
     """Return the exit status that Python makes of a SystemExit."""
     if stop.code is None:
         return EXIT_OK
+    # The kernel keeps eight bits of a status; anything but a number is printed, and is 1.
     return stop.code & 0xFF if isinstance(stop.code, int) else EXIT_FAILED
 
 
@@ -126,12 +127,13 @@ def judge(run_dir: RunDir, status: int) -> None:
     outputs = (run_dir.job_output, run_dir.local_output)
     output = next((path for path in outputs if path.exists()), outputs[0])
     history = events.read_history(run_dir.root)
+    # Of a call that was killed the job script speaks, in another process and maybe on another host.
     host, pid = history.launchers[-1] if history.launchers else (socket.gethostname(), 0)
     end = RankExit(
         rank=0,
         host=host,
         pid=pid,
-        code=128 - status if status > 128 else status,
+        code=128 - status if status > 128 else status,  # negative for a signal, as Popen has it
         time_ns=time.time_ns(),
         failure=evidence.read_failure(run_dir.error(0, attempt)),
         log=display_path(output),

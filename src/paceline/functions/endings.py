@@ -84,7 +84,7 @@ def _time_limit(outcome: Outcome, seen: Seen) -> Finding | None:
     """Return the finding for a run that got Slurm's stop signal before its time limit."""
     state = seen.state
     if state is None or not outcome.stopped or outcome.exit_status == EXIT_UNFINISHED:
-        return None
+        return None  # one that has saved is queued again, and is no failure
     if state.limit_s is None or state.start_s is None:
         return None
     ran_s = outcome.time_ns / 1e9 - state.start_s

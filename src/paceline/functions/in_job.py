@@ -22,6 +22,7 @@ def main() -> None:
     """Make the call of this process's run folder, and raise what the function has raised."""
     run_dir = RunDir(Path(env.read(env.RUN_DIR) or os.curdir))
     rank = int(env.read(env.RANK) or 0)
+    # Of an earlier start, if the job was queued again: a reader takes what is there for the end.
     run_dir.exception(rank).unlink(missing_ok=True)
     if not rank:
         run_dir.result.unlink(missing_ok=True)

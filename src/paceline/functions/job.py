@@ -71,6 +71,7 @@ class Job:
     def __init__(self, subject: str | os.PathLike[str]) -> None:
         with _permitted():
             self._run_dir = RunDir(_folder_of(os.fspath(subject)))
+        # Found by its name or id the folder may be anybody's, and a pickle runs code.
         self._is_found = self._run_dir.root != Path(subject).absolute()
         self._end: JobEnd | None = None
 

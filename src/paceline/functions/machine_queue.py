@@ -72,7 +72,7 @@ def main(folder: Path) -> int:
     if pid:
         replace(queue, pid=pid, time_s=time.time()).write(folder)
         return EXIT_OK
-    os.setsid()
+    os.setsid()  # Ctrl-C in the terminal of the program that submitted does not end its jobs
     status = EXIT_FAILED
     try:
         run(queue, folder)
@@ -86,6 +86,7 @@ def main(folder: Path) -> int:
 
 def run(queue: LocalQueue, folder: Path) -> None:
     """Run all jobs of a queue to their ends."""
+    # Each job would take all CPUs for its threads, and those that run together slow each other.
     if env.read(env.OMP_THREADS) is None:
         env.put(env.OMP_THREADS, str(max(1, usable_cpus()[0] // queue.parallel)))
     file = str(RunDir(folder).local_queue)
@@ -165,7 +166,7 @@ def _is_unfinished(task: _Task) -> bool:
     """Write how a job has ended; return whether it is queued again."""
     assert task.process is not None
     code = task.process.returncode
-    status = code if code >= 0 else 128 - code
+    status = code if code >= 0 else 128 - code  # as shells have it
     if status != EXIT_OK:
         direct.conclude(task.run_dir.root, status=status)
     if not task.is_stopping and status != EXIT_OK:

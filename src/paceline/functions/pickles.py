@@ -160,7 +160,7 @@ def _dump(file: IO[bytes], value: Any) -> int:
     try:
         _Pickler(file).dump(value)
     except OSError:
-        raise
+        raise  # of the disk, and not of the value
     except Exception as error:
         named = [("the result", value)]
         finding = _not_picklable("what the function has returned", error, _unpicklable(iter(named)))
@@ -213,6 +213,7 @@ def load(path: Path, *, extend_path: bool = False) -> Any:
 
 
 def _header() -> bytes:
+    # An empty entry is the current folder, which is another one where the job runs.
     folders = [folder or os.getcwd() for folder in sys.path]
     header = {"version": VERSION, "python": _PYTHON, "path": folders}
     return json.dumps(header).encode("utf-8") + b"\n"

@@ -92,6 +92,7 @@ def _conduct(request: SubmitRequest, place: JobPlace) -> Iterator[str]:
             " submitted again"
         )
     yield directive("requeue" if by_slurm else "no-requeue")
+    # A job that is queued again would begin its output anew, and the first start's would be gone.
     yield directive("open-mode", "append")
     if _by_directive(place.folder):
         yield directive("chdir", place.folder)
@@ -141,6 +142,7 @@ def _set_up(request: SubmitRequest, place: JobPlace) -> Iterator[str]:
 
 def _with_job_variables(text: str) -> str:
     """Quote a path for bash, and leave Slurm's variables in it for the job to expand."""
+    # shlex alone would keep bash from filling the variables in.
     quoted, position = "", 0
     for match in _JOB_VARIABLE.finditer(text):
         quoted += _quoted(text[position : match.start()])
@@ -250,6 +252,7 @@ def _start(request: SubmitRequest, place: JobPlace) -> list[str]:
 
 def _folders(place: JobPlace) -> list[str]:
     """Return the folders that a container needs: where the job works, and where its runs are."""
+    # Not the run folder itself: the job may create it, and a mount has to exist.
     runs = os.path.dirname(place.run_dir)
     is_below = os.path.commonpath([runs, place.folder]) == place.folder
     return [place.folder] if is_below else [place.folder, runs]
@@ -336,7 +339,10 @@ def container_srun_options(container: Container | None, folders: Sequence[str]) 
     """
     if container is None or container.runtime != PYXIS:
         return []
-    mounts = [_with_target(mount) for mount in _mounts(container, folders)]
+    # pyxis documents SRC:DST only; apptainer takes one path for both.
+    mounts = [
+        mount if ":" in mount else f"{mount}:{mount}" for mount in _mounts(container, folders)
+    ]
     return [
         f"--container-image={container.image}",
         f"--container-mounts={','.join(mounts)}",
@@ -357,6 +363,7 @@ def container_command(
     """
     if container is None or container.runtime == PYXIS:
         return []
+    # apptainer brings NVIDIA's driver in by --nv; for AMD's the profile has --rocm.
     driver = ["--nv"] if gpus and "--rocm" not in container.options else []
     return [
         container.runtime,
@@ -370,7 +377,3 @@ def container_command(
 
 def _mounts(container: Container, folders: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*folders, *container.mounts]))
-
-
-def _with_target(mount: str) -> str:
-    return mount if ":" in mount else f"{mount}:{mount}"

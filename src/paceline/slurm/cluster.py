@@ -14,14 +14,7 @@ PARTITIONS = ("scontrol", "show", "partition", "--all", "--oneliner")
 # kinds.
 NODES = ("sinfo", "--all", "--exact", "--noheader", "--format=%R|%D|%c|%m|%G|%Z")
 # Without associations the output is empty: a cluster that does not enforce them accepts any user.
-_ASSOCIATIONS = (
-    "sacctmgr",
-    "--noheader",
-    "--parsable2",
-    "show",
-    "associations",
-    "format=account,partition",
-)
+_ASSOCIATIONS = ("sacctmgr", "--noheader", "--parsable2", "show", "associations")
 _NO_LIMIT = ("", "UNLIMITED", "INFINITE", "NONE", "N/A", "(null)")
 
 
@@ -95,16 +88,13 @@ def query_cluster(*, account: bool) -> Cluster:
 
     queries: list[tuple[str, ...]] = [PARTITIONS, NODES]
     if account:
-        queries.append((*_ASSOCIATIONS[:5], f"users={_user()}", _ASSOCIATIONS[5]))
+        import getpass
+
+        user = f"users={getpass.getuser()}"
+        queries.append((*_ASSOCIATIONS, user, "format=account,partition"))
     with ThreadPoolExecutor(len(queries)) as pool:
         answers = list(pool.map(lambda words: commands.ask(*words), queries))
     return read(*answers)
-
-
-def _user() -> str:
-    import getpass
-
-    return getpass.getuser()
 
 
 def read(partitions: str | None, nodes: str | None, associations: str | None = None) -> Cluster:
@@ -123,6 +113,7 @@ def read(partitions: str | None, nodes: str | None, associations: str | None = N
     )
     accounts = None
     if associations is not None:
+        # An account has a line for each partition that it is bound to.
         names = (line.partition("|")[0].strip() for line in associations.splitlines())
         accounts = tuple(dict.fromkeys(filter(None, names))) or None
     return Cluster(described, accounts)
@@ -134,6 +125,7 @@ def _partition(line: str, kinds: Mapping[str, list[NodeKind]]) -> Partition:
     max_time, max_nodes, max_cpus = (
         values.get(key, "") for key in ("MaxTime", "MaxNodes", "MaxCPUsPerNode")
     )
+    # Not by its key: it stands inside the value of JobDefaults.
     cpus_per_gpu = re.search(r"\bDefCpuPerGPU=(\d+)", line)
     return Partition(
         name=name,
@@ -180,6 +172,7 @@ def _number(text: str) -> int:
 def read_gpus(gres: str) -> dict[str, int]:
     """Return the number of GPUs by kind: ``gpu:a100:4(S:0-1),nvme:1`` has four of kind ``a100``."""
     counts: dict[str, int] = {}
+    # Parentheses list sockets or indices, with commas of their own: ``gpu:4(S:0,1)``.
     for part in re.split(r",(?![^(]*\))", gres):
         words = re.sub(r"\(.*?\)", "", part).strip().split(":")
         if words[0] != "gpu":

@@ -24,7 +24,7 @@ SACCT_FORMAT = "JobIDRaw,State,NodeList,Start,ExitCode,Reason"
 
 PENDING, RUNNING, COMPLETING, COMPLETED = "PENDING", "RUNNING", "COMPLETING", "COMPLETED"
 CANCELLED = "CANCELLED"
-# Final states.
+# Final states. STOPPED and SUSPENDED are not among them: such a job goes on.
 _ENDED = frozenset(
     {
         COMPLETED,
@@ -56,7 +56,7 @@ class JobState:
     """A job as Slurm sees it."""
 
     job_id: str  # id of the job
-    state: str  # slurm's name of the state: ``PENDING``, ``RUNNING``, ``COMPLETED``, ``TIMEOUT``
+    state: str  # Slurm's name of the state: ``PENDING``, ``RUNNING``, ``COMPLETED``, ``TIMEOUT``
     reason: str = ""  # why the job waits or has ended; empty if Slurm gives no reason
     nodes: str = ""  # nodes of the job as Slurm writes them, ``node[1-2]``
     start_s: float | None = None  # time of the actual or expected start, None if unknown
@@ -172,6 +172,7 @@ def _exit(text: str) -> tuple[int | None, int]:
 
 def _seconds(text: str) -> float | None:
     try:
+        # Slurm prints the local time of this host, without a zone.
         return time.mktime(time.strptime(text.strip(), "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):
         return None
@@ -201,6 +202,7 @@ def _cluster(name: str) -> tuple[str, ...]:
 def state(job: JobRecord) -> StateAnswer:
     """Query the state of a job: with squeue while it lives, in full once it has ended."""
     result = commands.query("squeue", *_cluster(job.cluster), *_SHAPE, "-j", job.job_id)
+    # A number that squeue no longer knows is an answer too: the job has ended.
     if result.status != 0 and _UNKNOWN not in result.err:
         return StateAnswer(has_answered=False)
     current = from_squeue(result.out).get(job.job_id)

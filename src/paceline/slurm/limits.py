@@ -70,6 +70,7 @@ def waits_forever(request: SubmitRequest, cluster: Cluster, *, partition: str) -
     """
     if any(name in _OVERRULED for name, _ in request.sbatch):
         return []
+    # The partition is sbatch's answer: a plug-in of the site may have chosen another one.
     candidates = _partitions(partition or request.partition, cluster)
     by_partition = [list(_limits(request, candidate, cluster)) for candidate in candidates]
     return by_partition[0] if by_partition and all(by_partition) else []
@@ -93,6 +94,7 @@ def with_cpus(request: SubmitRequest, cluster: Cluster) -> SubmitRequest:
     """
     partitions = _partitions(request.partition, cluster)
     shares = [share for partition in partitions for share in _shares(request, partition)]
+    # The least of all, since Slurm may choose any of these nodes.
     cpus, why = min(shares, default=(0, ""))
     if not cpus:
         raise UsageError(no_cpus(request, "the cluster does not say how many CPUs belong to a GPU"))
@@ -116,6 +118,7 @@ def _shares(request: SubmitRequest, partition: Partition) -> Iterator[tuple[int,
         elif partition.cpus_per_gpu:
             share = min(most, partition.cpus_per_gpu * request.num_gpus)
             why = f"{partition.cpus_per_gpu} for each GPU, as partition {partition.name} has it"
+        # Slurm allocates whole cores: a share that ends within one would take CPUs of another GPU.
         yield max(1, share - share % node.threads), why
 
 
@@ -139,6 +142,7 @@ def _account(request: SubmitRequest, cluster: Cluster) -> Iterator[Finding]:
     accounts = cluster.accounts
     if accounts is None or not request.account:
         return
+    # Slurm keeps the names of accounts in lower case, whatever case they are typed in.
     if request.account.lower() in (account.lower() for account in accounts):
         return
     near = closest(request.account, accounts)
@@ -301,6 +305,7 @@ def _memory(request: SubmitRequest, partition: Partition) -> Iterator[Finding]:
 def _limits(request: SubmitRequest, partition: Partition, cluster: Cluster) -> Iterator[Finding]:
     limit_s = partition.max_time_s
     requested_s = request.time_s or 0
+    # Without --time a job gets the partition's default, which is within its limit.
     if limit_s is not None and (request.unlimited or requested_s > limit_s):
         requested = "UNLIMITED" if request.unlimited else clock(requested_s)
         why = "a job that asks for more waits forever, or is refused"
@@ -361,7 +366,7 @@ def _elsewhere(request: SubmitRequest, partition: Partition, cluster: Cluster) -
 
 
 def _fits(node: NodeKind, request: SubmitRequest, kind: str) -> bool:
-    memory = megabytes(request.mem) if request.mem else 0
+    memory = megabytes(request.mem) if request.mem else 0  # --mem=0 is all memory of a node
     enough = not request.gpus or node.num_gpus(kind) >= request.num_gpus
     return enough and node.cpus >= request.cpus and node.memory_mb >= memory
 

@@ -115,6 +115,7 @@ def require_free(name: str, value: str, *, label: str) -> None:
         raise option_contradicted(
             f"{label}: a job of paceline submit has no --{name}: {NEVER[name]}", fix=fix
         )
+    # Licences, bandwidth and local disks are resources too, for which submit has no option.
     if name == "gres" and not re.search(r"(^|,)(gres[:/])?gpu\b", value):
         return
     instead = "--gpus-per-node" if name == "gres" else INSTEAD.get(name, "")
@@ -128,6 +129,7 @@ def require_free(name: str, value: str, *, label: str) -> None:
 def _nodes(name: str, text: str) -> None:
     match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", text)
     if not match:
+        # torchrun's --nnodes has MIN:MAX
         is_torchruns = re.fullmatch(r"[1-9][0-9]*:[1-9][0-9]*", text) is not None
         example = text.replace(":", "-") if is_torchruns else "2"
         raise invalid(name, text, "is a number or a range MIN-MAX", f"--nodes {example}")
@@ -150,6 +152,7 @@ def _count(name: str, text: str) -> None:
 
 def _mem(name: str, text: str) -> None:
     if not re.fullmatch("[0-9]+[KMGT]?", text, re.IGNORECASE):
+        # sbatch takes 64G and refuses 64GB and 64GiB
         near = re.fullmatch(r"([0-9]+) ?([KMGT])i?B", text, re.IGNORECASE)
         fix = f"--mem {near[1]}{near[2].upper()}" if near else "--mem 64G"
         raise invalid(
@@ -181,6 +184,7 @@ def _mail_type(name: str, text: str) -> None:
 
 
 def _dependency(name: str, text: str) -> None:
+    # A comma asks for all of the dependencies, a question mark for any.
     for part in re.split("[,?]", text):
         match = _DEPENDENCY.fullmatch(part)
         kind = match["kind"] if match else part.partition(":")[0]

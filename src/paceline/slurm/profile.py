@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.errors import UsageError, closest
 from paceline.launch.plan import parsing
+from paceline.launch.plan.options import Options
 from paceline.launch.plan.submit_options import DIRECT, FORWARDED, OWN
 from paceline.slurm import option_rules, toml_reader
 from paceline.text.quoting import CONTROL
@@ -161,7 +162,7 @@ class _ProfileReader:
             raise self._unknown_sbatch(key, table)
         self._require_kind(key, value, kind)
         if value is False:
-            return []
+            return []  # a flag that a profile sets to false is one that it leaves out
         text = "" if value is True else str(value)
         if CONTROL.search(text):
             raise self._invalid("slurm", key, f"{key} is one line, without control characters", "")
@@ -280,6 +281,10 @@ class _ProfileReader:
     def _run(self, table: Mapping[str, Any]) -> dict[str, Any]:
         run: dict[str, str | bool] = {}
         prefix: tuple[str, ...] = ()
+
+        def parse(values: Mapping[str, Any]) -> Options:
+            return parsing.parse("x", (), typed=values, inherited={})
+
         for key, value in table.items():
             name = key.replace("-", "_")
             if key == "prefix":
@@ -302,15 +307,9 @@ class _ProfileReader:
                 raise self._invalid("run", key, f"{key} is a text or a number", f'{key} = "..."')
             elif value is not False:
                 run[name] = value if value is True else str(value)
-                self._checked(
-                    "run",
-                    key,
-                    lambda values: parsing.parse("x", (), typed=values, inherited={}),
-                    {name: run[name]},
-                )
-        self._checked(
-            "run", "", lambda values: parsing.parse("x", (), typed=values, inherited={}), run
-        )
+                self._checked("run", key, parse, {name: run[name]})
+        # each by itself, for the line, and then all, since options may exclude each other
+        self._checked("run", "", parse, run)
         return {"run": run, "prefix": prefix}
 
     def _prefix(self, value: Any) -> tuple[str, ...]:

@@ -120,8 +120,10 @@ def _items(site: Profile, requested: SubmitRequest) -> Iterator[Item]:
         yield _prefix(site)
     if site.runs:
         yield _path("runs", site.runs, severity="error")
-    if site.tmp:
-        yield _tmp(site.tmp)
+    if site.tmp and "$" in site.tmp:
+        yield Item(f"tmp {site.tmp}", SILENT, "only the job knows its value")
+    elif site.tmp:  # a warning: it is usually on a node's local disk, which is not visible here
+        yield _path("tmp", site.tmp, severity="warning")
     if site.environment:
         yield _environment(site, requested.max_nodes)
 
@@ -194,6 +196,7 @@ def _shell(text: str, *words: str) -> commands.Reply:
 def _prefix(site: Profile) -> Item:
     command = site.prefix[0]
     subject = f"prefix {command}"
+    # The shell starts a second time only for a command that a module has.
     location = shutil.which(command) or _shell(_COMMAND, command, *site.modules).out.strip()
     if location:
         return Item(subject, OK, location.splitlines()[-1])
@@ -229,6 +232,7 @@ def _runtime(site: Profile, used: Container) -> Item:
     """Check that containers can be started: the command, or srun's plug-in."""
     subject = f"container {used.runtime}"
     if used.runtime == PYXIS:
+        # pyxis is a plug-in of srun: its options appear in the help where it is loaded.
         reply = commands.query("srun", "--help")
         if reply.status:
             return Item(subject, SILENT, "srun does not answer")
@@ -263,6 +267,7 @@ def _image(used: Container) -> Item:
 
 def _path(key: str, path: str, *, severity: str) -> Item:
     subject = f"{key} {path}"
+    # submit creates the folder: what has to be writable is the nearest one that exists.
     existing = os.path.abspath(path)
     while not os.path.exists(existing):
         existing = os.path.dirname(existing)
@@ -280,13 +285,6 @@ def _path(key: str, path: str, *, severity: str) -> Item:
     return Item(subject, WRONG, finding.what, (finding,))
 
 
-def _tmp(path: str) -> Item:
-    # usually on a node's local disk, which is not visible here
-    if "$" in path:
-        return Item(f"tmp {path}", SILENT, "only the job knows its value")
-    return _path("tmp", path, severity="warning")
-
-
 def _environment(site: Profile, num_nodes: int) -> Item:
     settings = {setting.name: setting.value for setting in site.environment}
     where = {setting.name: f"{site.path}:{setting.line}" for setting in site.environment}
@@ -294,14 +292,10 @@ def _environment(site: Profile, num_nodes: int) -> Item:
     findings += [
         _not_filled_in(name, where[name])
         for name, value in settings.items()
-        if _names_another(value)
+        if profile.VARIABLE.search(value)
     ]
     names = few(list(settings), 8)
     return Item("environment", WRONG if findings else OK, names, tuple(findings))
-
-
-def _names_another(value: str) -> bool:
-    return profile.VARIABLE.search(value) is not None
 
 
 def _not_filled_in(name: str, where: str) -> Finding:

@@ -197,14 +197,20 @@ def parse(
     cpus, cpus_per_gpu = _cpus(raw, gpus, set(typed))
     ranks = str(forwarded.get("nproc_per_node", ""))
     cpus_why = ""
+    # With GPUs it follows from the node's (limits.with_cpus). Without, Slurm would give one CPU.
     if not cpus and not gpus and ranks.isdigit():
         cpus, cpus_why = int(ranks), "one for each rank"
     time_s, unlimited = _time(raw.get("time", ""))
+    # ``2-2`` and ``02`` are 2, so that a fixed number of nodes is known as one.
+    first, _, last = str(raw.get("nodes", "1")).partition("-")
+    low, high = int(first), int(last or first)
     name = raw.get("job_name", "") or _name(script)
+    typed_sbatch = _typed_sbatch(typed)
+    names = {option for option, _ in typed_sbatch}
     return SubmitRequest(
         script=script,
         script_args=tuple(script_args),
-        nodes=_plain_range(raw.get("nodes", "1")),
+        nodes=f"{low}-{high}" if high > low else str(low),
         gpus=gpus,
         cpus=cpus,
         cpus_per_gpu=cpus_per_gpu,
@@ -218,7 +224,8 @@ def parse(
         requeue=not raw.get("no_requeue"),
         on_node_loss=_on_node_loss(raw, set(typed)),
         grace_s=_grace(options.shutdown_timeout, time_s),
-        sbatch=_merge_sbatch(profile.sbatch, _typed_sbatch(typed)),
+        # what is typed replaces the profile's option of the same name
+        sbatch=(*(item for item in profile.sbatch if item[0] not in names), *typed_sbatch),
         forwarded=tuple(
             (key, "" if value is True else str(value))
             for key, value in forwarded.items()
@@ -236,6 +243,7 @@ def _forwarded(profile: Profile, typed: Mapping[str, Any]) -> dict[str, Any]:
     """
     forwarded = dict(profile.run)
     forwarded |= {name: value for name, value in typed.items() if name in _FORWARDED}
+    # Without the probe nobody sees a hang, and the option would be an error.
     has_own_policy = bool({"hang_timeout", "no_probe"} & set(forwarded))
     if has_own_policy or forwarded.get("on_hang") == "report":
         return forwarded
@@ -301,6 +309,7 @@ def sbatch_time(text: str) -> str:
 def _grace(grace_s: int | None, time_s: int | None) -> int:
     limit_s = _limit(time_s)
     if grace_s is None:
+        # With the margin at most half of a short job goes to its end.
         return DEFAULT_GRACE_S if limit_s is None else min(DEFAULT_GRACE_S, limit_s // 4)
     least_s = grace_s + _margin(limit_s)
     if limit_s is not None and least_s >= limit_s:
@@ -322,11 +331,6 @@ def _margin(limit_s: int | None) -> int:
     return SIGNAL_MARGIN_S if limit_s is None else min(SIGNAL_MARGIN_S, limit_s // 4)
 
 
-def _plain_range(text: str) -> str:
-    low, _, high = str(text).partition("-")
-    return f"{int(low)}-{int(high)}" if high and int(high) != int(low) else str(int(low))
-
-
 def _name(script: str) -> str:
     """Return a job name: that of the script without the folder and ``.py``."""
     stem = re.sub(r"\.pyw?$", "", script.rstrip("/").rpartition("/")[2])
@@ -346,14 +350,6 @@ def _typed_sbatch(typed: Mapping[str, Any]) -> tuple[tuple[str, str | None], ...
             what = f"--{name} and --sbatch --{name} set the same"
             raise option_contradicted(what, fix=f"leave out --sbatch --{name}")
     return (*direct, *through_sbatch)
-
-
-def _merge_sbatch(
-    defaults: Sequence[tuple[str, str | None]], typed: Sequence[tuple[str, str | None]]
-) -> tuple[tuple[str, str | None], ...]:
-    """Return the options of a profile and the typed ones, which replace those of the same name."""
-    names = {name for name, _ in typed}
-    return (*(option for option in defaults if option[0] not in names), *typed)
 
 
 def clock(seconds: float) -> str:

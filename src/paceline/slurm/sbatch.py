@@ -99,11 +99,7 @@ _MEANINGS: tuple[tuple[str, str, str], ...] = (
         "sinfo -o '%R %f'   (then --constraint NAME)",
     ),
     (r"reservation", "the reservation is not there, or is for others", "scontrol show reservation"),
-    (
-        r"dependency",
-        "the job that this one waits for is not there",
-        "leave out --dependency",
-    ),
+    (r"dependency", "the job that this one waits for is not there", "leave out --dependency"),
 )
 _UNREACHABLE = re.compile(
     r"Unable to contact slurm controller|[Uu]nable to resolve|Could not establish a configuration"

@@ -43,7 +43,9 @@ def look(text: str, *, script: str) -> SignalSaving:
     nodes = list(ast.walk(tree))
     names = {_name(node) for node in nodes} | set(_imported(nodes))
     calls = [node for node in nodes if isinstance(node, ast.Call)]
-    signal = _signal_of_auto_requeue(calls) or _signal_of_handler(calls, names)
+    signal = _signal_of_auto_requeue(calls)
+    if not signal and "SIGTERM" not in names:  # a script that names it may save at it
+        signal = next(filter(None, map(_handled, calls)), "")
     if signal:
         return SignalSaving(signal)
     trainer = next((call for call in calls if _name(call.func) in _TRAINERS), None)
@@ -57,14 +59,9 @@ def _signal_of_auto_requeue(calls: Iterable[ast.Call]) -> str:
     environment = next((call for call in calls if _name(call.func) == "SLURMEnvironment"), None)
     if environment is None or not _is_on(environment):
         return ""
-    return _requeue_signal(environment)
-
-
-def _signal_of_handler(calls: Iterable[ast.Call], names: Set[str]) -> str:
-    """Return the first notice that the script handles; empty if it may handle SIGTERM."""
-    if "SIGTERM" in names:
-        return ""
-    return next(filter(None, map(_handled, calls)), "")
+    signal = next(map(_name, _values(environment, "requeue_signal", 1)), "")
+    # SIGUSR1 is Lightning's default, and the likely value of an expression that cannot be read.
+    return signal if signal in (*_NOTICES, "SIGTERM") else "SIGUSR1"
 
 
 def _may_save(nodes: list[ast.AST], names: Set[str]) -> bool:
@@ -99,14 +96,9 @@ def _modules(nodes: list[ast.AST]) -> Iterator[str]:
 
 
 def _is_on(environment: ast.Call) -> bool:
+    # Only a literal False: a value that the script computes may be True in the job.
     values = _values(environment, "auto_requeue", 0)
     return not any(isinstance(value, ast.Constant) and value.value is False for value in values)
-
-
-def _requeue_signal(environment: ast.Call) -> str:
-    values = _values(environment, "requeue_signal", 1)
-    signal_name = next(map(_name, values), "")
-    return signal_name if signal_name in (*_NOTICES, "SIGTERM") else "SIGUSR1"
 
 
 def _values(call: ast.Call, name: str, place: int) -> list[ast.expr]:

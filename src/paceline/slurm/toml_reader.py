@@ -35,6 +35,7 @@ def parse(text: str, *, path: str, name: str, kind: str) -> dict[str, Any]:
         number = int(place[1]) if place else text.count("\n") + 1
         lines = text.splitlines()
         faulty_line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+        # ``partition = gpu``: the usual mistake of those who know ini files and shells.
         quotes = re.fullmatch(r"([\w-]+)\s*=\s*([^\"'\[{#]+?)\s*(#.*)?", faulty_line)
         raise UsageError.of(
             name,

@@ -123,6 +123,8 @@ class RankServer:
     def _serve(self) -> None:
         for end in self._wakeup:
             os.set_blocking(end, False)
+        # Python repeats a select that a signal interrupts (PEP 475), so the end of a rank has to
+        # make a descriptor readable; and Python writes to it only of signals that have a handler.
         signal.set_wakeup_fd(self._wakeup[1])
         signal.signal(signal.SIGCHLD, lambda signum, frame: None)
         while True:
@@ -212,7 +214,9 @@ def _import_before_fork(preload: Sequence[str]) -> None:
     import torch
     import torch.distributed
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(
+        1
+    )  # a fork has none of the threads of its parent, and would wait for them
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first one imports half of torch
     for name in preload:
         import_module(name)

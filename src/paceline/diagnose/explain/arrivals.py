@@ -213,9 +213,7 @@ def advise_one_start(scanned: Scanned, candidates: Sequence[Candidate]) -> list[
     if not _surplus(scanned):
         return list(candidates)
     return changed(
-        candidates,
-        lambda candidate: replace(candidate, fix=_ONE_START),
-        name="rendezvous-timeout",
+        candidates, lambda candidate: replace(candidate, fix=_ONE_START), name="rendezvous-timeout"
     )
 
 

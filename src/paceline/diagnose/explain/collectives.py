@@ -119,6 +119,7 @@ def slow_rank(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | 
         for candidate in candidates
         if candidate.name == "collective-timeout" and candidate.tier >= Tier.TIMEOUT
     ]
+    # A mismatch shows what ranks called, where a busy rank is only near in the text.
     explained = any(candidate.name == "collective-mismatch" for candidate in candidates)
     if not timeouts or explained:
         return None
@@ -164,6 +165,7 @@ def rank_dependent_graph(scanned: Scanned, candidates: Sequence[Candidate]) -> C
             unused.setdefault(match.groups["rank"], set(names))
             lines.setdefault(match.groups["rank"], match.line)
     ranks = list(unused)
+    # Parameters that no rank uses are another fault, and the same on all of them.
     overlap = any(unused[one] & unused[other] for one, other in combinations(ranks, 2))
     if len(ranks) < 2 or overlap:
         return None
@@ -198,6 +200,7 @@ def hang_at_start(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidat
 
 def _ends_in_setup(last: Sequence[str], info: Sequence[str]) -> bool:
     """Return whether most of the last lines show NCCL setting up its connections."""
+    # A log that was cut off elsewhere has lines of the program among the last ones.
     if len(info) < 3 or len(info) * 2 < len(last[-12:]) or _has_progress_after_setup(last):
         return False
     num_setup = sum(_INIT.search(text) is not None for text in info)

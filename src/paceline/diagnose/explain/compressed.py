@@ -51,6 +51,7 @@ class _Unpacked:
 
     def _piece(self, size: int) -> bytes:
         try:
+            # read() would raise at a broken end, and take along what was readable before it.
             return self._stream.read1(size)
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile):
             return b""

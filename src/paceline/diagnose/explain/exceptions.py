@@ -5,11 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from paceline.diagnose.explain.candidates import (
-    Candidate,
-    is_logged_as_warning,
-    quoted_frame,
-)
+from paceline.diagnose.explain.candidates import Candidate, is_logged_as_warning, quoted_frame
 from paceline.diagnose.explain.scan import Match, Scanned
 from paceline.signatures.lines import shorten
 from paceline.signatures.tier import Tier
@@ -161,7 +157,7 @@ def _tier(raised: Raised, *, handled: bool) -> Tier:
     if not raised.shown and is_logged_as_warning(raised.line):
         return Tier.WARNED
     if not raised.anchored:
-        return Tier.MENTIONED_EXCEPTION
+        return Tier.MENTIONED_EXCEPTION  # the name of one, in a message or a summary
     # Often the launcher raised such an exception.
     libraries_only = bool(raised.frames) and raised.user_frame is None
     if handled or libraries_only or not raised.shown:

@@ -78,7 +78,7 @@ def non_finite_gradient(scanned: Scanned, candidates: Sequence[Candidate]) -> Ca
     values = {match.groups["rank"]: match for match in scanned.of("rank-value")}
     ranks = [rank for rank, match in values.items() if _is_non_finite(match)]
     if not ranks or len(ranks) * 2 > len(values):
-        return None
+        return None  # NaN on most ranks came with the parameters, which all have in common
     line = values[ranks[0]].line
     return Candidate(
         "non-finite-on-one-rank",
@@ -98,6 +98,7 @@ def stopped_on_nan(scanned: Scanned, candidates: Sequence[Candidate]) -> Candida
     """Infer a fault of some ranks that stopped on NaN while the others wait for them."""
     lines = {match.line.rank: match.line for match in scanned.of("stopping-on-nan")}
     others_wait = any(candidate.name in LOST_PEER for candidate in candidates)
+    # A line without a label may be of any rank.
     if not lines or "" in lines or not others_wait or len(lines) * 2 > len(scanned.ranks):
         return None
     ranks = sorted(map(int, lines))
@@ -176,6 +177,7 @@ def _others(text: str) -> list[tuple[str, str]]:
     # In a container a process does not know its id on the host: one of these is the program.
     if not _OURS.search(text):
         allocated = _ALLOCATED.search(text)
+        # It holds at least what torch says it has allocated; the smallest that does is taken.
         least = _bytes(allocated["size"]) if allocated else 0.0
         own = next((holder for holder in reversed(holders) if _size(holder) >= least), None)
         holders = [holder for holder in holders if own is not None and holder is not own]
@@ -247,6 +249,7 @@ def drop_prefix_mismatch(scanned: Scanned, candidates: Sequence[Candidate]) -> l
         for match in scanned.of("state-key")
         if match.groups["key"].startswith("module.")
     }
+    # With the prefix on both sides the model is wrapped in both, and other keys are at fault.
     if not {"missing", "unexpected"} <= kinds:
         return list(candidates)
     return [candidate for candidate in candidates if candidate.key != "prefix"]
@@ -261,6 +264,7 @@ def drop_refusal(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Cand
 
 def batch_without_samples(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
     """Infer a batch that is too small if a replica other than the first lacks an argument."""
+    # DataParallel splits a batch; a replica that gets no part of it is called without arguments.
     replicas = [match for match in scanned.of("replica") if int(match.groups["replica"]) > 0]
     missing_arguments = scanned.of("missing-argument")
     if not replicas or not missing_arguments:

@@ -120,6 +120,7 @@ def _around_stop(candidate: Candidate, stop: int) -> Candidate:
     """Return a candidate with the tier that follows from the line number of a stop."""
     if candidate.key == "stop":
         return candidate
+    # Ranks that get SIGTERM fail in many ways. What was wrong before may be why it was sent.
     if candidate.number >= stop and candidate.tier <= Tier.EXCEPTION:
         return replace(candidate, tier=min(candidate.tier, Tier.VICTIM))
     if candidate.number < stop and Tier.TIMEOUT <= candidate.tier < Tier.EXCEPTION:

@@ -206,10 +206,7 @@ def _findings(ordered: Sequence[Candidate]) -> list[Finding]:
     if not ordered:
         return []
     first, *others = ordered
-    return [
-        _finding(first, first.what + _others(first), first.severity),
-        *map(_following, others),
-    ]
+    return [_finding(first, first.what + _others(first), first.severity), *map(_following, others)]
 
 
 def _following(candidate: Candidate) -> Finding:

@@ -133,6 +133,7 @@ class Scanner:
             if not raw:
                 continue
             scanned.num_lines += 1
+            # By its hash, which takes less memory than the text: a collision loses a kind of line.
             kind = kinds.get(hash(key))
             if not attentive and kind is not None and kind.allowed <= 0:
                 kind.skip(1, scanned.num_lines)

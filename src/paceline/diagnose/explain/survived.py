@@ -55,6 +55,8 @@ def lower_survived(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Ca
         return list(candidates)
     continued = [_continued(candidate, steps, scanned) for candidate in candidates]
     pairs = list(zip(candidates, continued, strict=True))
+    # What training survived is dropped, unless something ended the run later: then it stays, far
+    # below, since it may have led there.
     end = max((candidate.number for candidate, alive in pairs if not alive), default=-1)
     current = []
     for candidate, alive in pairs:
@@ -72,7 +74,7 @@ def _steps(scanned: Scanned) -> list[_Step]:
     for match in scanned.of("progress"):
         line = match.line
         if "wandb:" in line.text:
-            continue
+            continue  # printed at the end, also of a run that failed
         epoch, step = _EPOCH.search(line.body), _STEP.search(line.body)
         if epoch:
             epochs[line.source] = float(epoch["epoch"])
@@ -119,6 +121,7 @@ def _num_after(steps: Sequence[_Step], number: int) -> int:
     before = [
         step.position for step in steps if step.line.number < number and step.position is not None
     ]
+    # Logs of several runs or of restarts stand one below the other in one file.
     if before and positions[0] < before[-1]:
         return 0
     return len(set(positions))

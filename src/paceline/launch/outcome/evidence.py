@@ -90,7 +90,7 @@ def _from_torch(content: dict[str, object]) -> Failure | None:
         return None
     kind, _, text = str(message.get("message", "")).partition(": ")
     extra = message.get("extraInfo", {})
-    seconds = int(extra.get("timestamp", 0))
+    seconds = int(extra.get("timestamp", 0))  # torch writes no fractions, so ranks may tie
     return Failure(
         type=kind,
         message=text,
@@ -104,7 +104,7 @@ def read_tail(path: Path, *, lines: int = 12, limit_bytes: int = 8192) -> tuple[
     try:
         with open_file(path) as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - limit_bytes))
+            file.seek(max(0, file.tell() - limit_bytes))  # the log of a long run has gigabytes
             return last_lines(file.read().decode("utf-8", errors="replace"), lines=lines)
     except OSError:
         return ()
@@ -170,7 +170,7 @@ def half_saved(folder: Path, *, since_ns: int) -> str:
     """
     for path in _entries(folder):
         if (
-            path.name.startswith(".")
+            path.name.startswith(".")  # a checkpoint gets its name when it is committed
             and not path.name.startswith(".trash")
             and _changed_ns(path) >= since_ns
         ):

@@ -70,8 +70,11 @@ def judge(
     lost = tuple(lost)
     if hang is not None:
         return Verdict(hang, hung=True)
-    ranked = _likeliest_first(ends)
+    bad = [end for end in ends if end.failed or end.unfinished]
+    # What an exit says counts before its time: a victim may be noticed before the rank that failed.
+    ranked = sorted(bad, key=lambda end: (weigh(end), end.first_ns, end.rank))
     failed_ranks = _ranks(end for end in ranked if end.failed)
+    # A rank that failed by itself explains more than a node that nobody heard of again.
     if lost and (not ranked or weigh(ranked[0]) != CAUSE):
         loss = explanation.explain_loss(lost, losses)
         return Verdict(loss, victims=failed_ranks, lost=lost)
@@ -84,12 +87,6 @@ def judge(
     if weigh(first) == VICTIM:
         return Verdict(explanation.explain_victims(first), victims=failed_ranks, end=first)
     return _blame(ranked, ends, lost=lost)
-
-
-def _likeliest_first(ends: Iterable[RankExit]) -> list[RankExit]:
-    """Return the exits that are not successes, the likeliest cause first."""
-    bad = [end for end in ends if end.failed or end.unfinished]
-    return sorted(bad, key=lambda end: (weigh(end), end.first_ns, end.rank))
 
 
 def _ranks(ends: Iterable[RankExit]) -> tuple[int, ...]:
@@ -191,6 +188,7 @@ def broken_in_stop(ends: Iterable[RankExit]) -> list[str]:
     for end in ends:
         if not end.stopped or end.failure is None or end.failure.type in STOP_EXCEPTIONS:
             continue
+        # Not of a lost peer: at a stop ranks end one by one, and the others notice that.
         if weigh_texts([end.failure.root]) is None:
             line = f"while it stopped, rank {end.rank} raised {end.failure.headline}"
             lines.append((end.first_ns, line))
@@ -200,6 +198,7 @@ def broken_in_stop(ends: Iterable[RankExit]) -> list[str]:
 def before_stop(ends: Sequence[RankExit], counters: Sequence[Mapping[str, Any]]) -> Finding | None:
     """Return where ranks were when the run was asked to end; None if it moved."""
     positions = [end.standing for end in ends if end.standing is not None]
+    # A rank whose position is unknown may have been at work.
     if len(positions) < len(ends) or not _stand_still(positions):
         return None
     stuck = [replace(position, late_alone=True) for position in positions]

@@ -72,10 +72,7 @@ class Options:
         group=RANKS,
     )
     master_addr: str = text(
-        "address of the head (static rendezvous)",
-        "127.0.0.1",
-        metavar="HOST",
-        group=RANKS,
+        "address of the head (static rendezvous)", "127.0.0.1", metavar="HOST", group=RANKS
     )
     master_port: int | None = option(
         "port at the head (static rendezvous); on one node a free port",
@@ -89,23 +86,10 @@ class Options:
     )
 
     rdzv_backend: str = text(
-        "rendezvous: static, c10d, etcd or etcd-v2",
-        "static",
-        metavar="NAME",
-        group=ELASTIC,
+        "rendezvous: static, c10d, etcd or etcd-v2", "static", metavar="NAME", group=ELASTIC
     )
-    rdzv_endpoint: str = text(
-        "where nodes meet, HOST:PORT",
-        "",
-        metavar="HOST:PORT",
-        group=ELASTIC,
-    )
-    rdzv_id: str = text(
-        "id of the run, the same on all nodes",
-        "none",
-        metavar="ID",
-        group=ELASTIC,
-    )
+    rdzv_endpoint: str = text("where nodes meet, HOST:PORT", "", metavar="HOST:PORT", group=ELASTIC)
+    rdzv_id: str = text("id of the run, the same on all nodes", "none", metavar="ID", group=ELASTIC)
     rdzv_conf: tuple[tuple[str, str], ...] = option(
         "further settings of the rendezvous, K1=V1,K2=V2",
         (),
@@ -186,9 +170,7 @@ class Options:
         preference=(env.PROVE, bool),
     )
     no_slurm: bool = flag(
-        "take nothing from Slurm: nodes, node rank and head are as typed",
-        ours=True,
-        group=BEFORE,
+        "take nothing from Slurm: nodes, node rank and head are as typed", ours=True, group=BEFORE
     )
     secret_file: str | None = text(
         "file with a secret that all nodes have, by which their launchers know each other",
@@ -310,17 +292,9 @@ class Options:
         group=OUTPUT,
     )
     log_dir: str | None = text(
-        "put log files here, in torchrun's layout",
-        None,
-        metavar="DIR",
-        group=OUTPUT,
+        "put log files here, in torchrun's layout", None, metavar="DIR", group=OUTPUT
     )
-    role: str = text(
-        "name of the ranks in prefixes",
-        "default",
-        metavar="NAME",
-        group=OUTPUT,
-    )
+    role: str = text("name of the ranks in prefixes", "default", metavar="NAME", group=OUTPUT)
     duplicate_stdout_filters: tuple[str, ...] = option(
         "lines of teed stdout to copy to filtered_stdout.log",
         (),
@@ -356,9 +330,7 @@ class Options:
         metavar="NAME",
     )
     logs_specs: str | None = text(
-        "entry point in torchrun.logs_specs that names log files",
-        None,
-        metavar="NAME",
+        "entry point in torchrun.logs_specs that names log files", None, metavar="NAME"
     )
 
     # from the environment

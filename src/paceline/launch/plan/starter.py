@@ -69,11 +69,7 @@ def choose_defaults(
     if job is None:
         return StarterDefaults()
     return batch_defaults(
-        job,
-        environ,
-        requested=requested,
-        program=program,
-        host_name=surroundings.host_name,
+        job, environ, requested=requested, program=program, host_name=surroundings.host_name
     )
 
 
@@ -153,11 +149,7 @@ def batch_defaults(
 
 
 def _of_blaunch(
-    job: BatchJob,
-    environ: Mapping[str, str],
-    *,
-    requested: Mapping[str, object],
-    host_name: str,
+    job: BatchJob, environ: Mapping[str, str], *, requested: Mapping[str, object], host_name: str
 ) -> StarterDefaults:
     """Return the defaults of a task of blaunch, which knows the hosts of its job."""
     number, num_hosts = environ[env.LSF_TASK], len(job.hosts)

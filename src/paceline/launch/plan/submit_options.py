@@ -108,17 +108,9 @@ OWN: tuple[Option, ...] = (
         metavar="TIME",
         group=PLACEMENT,
     ),
+    Option("mail_type", "when Slurm sends mail: END,FAIL, or ALL", metavar="LIST", group=PLACEMENT),
     Option(
-        "mail_type",
-        "when Slurm sends mail: END,FAIL, or ALL",
-        metavar="LIST",
-        group=PLACEMENT,
-    ),
-    Option(
-        "mail_user",
-        "who gets it; default the user who submits",
-        metavar="ADDRESS",
-        group=PLACEMENT,
+        "mail_user", "who gets it; default the user who submits", metavar="ADDRESS", group=PLACEMENT
     ),
     Option(
         "sweep",

@@ -44,6 +44,7 @@ def collect(names: Sequence[str]) -> list[ReportedRun]:
         return [read(run_dir) for run_dir in _run_dirs(latest, latest.root.name)]
     named = [(speed.named(name, advice=_no_run("")), name) for name in names]
     run_dirs = [run_dir for folder, name in named for run_dir in _run_dirs(folder, name)]
+    # A run may be named twice, by itself and as an element of its sweep.
     return [read(run_dir) for run_dir in dict.fromkeys(run_dirs)]
 
 
@@ -51,6 +52,7 @@ def _run_dirs(run_dir: RunDir, name: str) -> list[RunDir]:
     """Return the folder of a run, or those of the elements of a sweep, or of verify's trials."""
     sweep_record = sweeps.read(run_dir.root)
     if sweep_record is None:
+        # The folder of a verify has no events of its own: each of its trials is a run.
         is_run = any((run_dir.root / file).exists() for file in (_EVENTS, _BENCH))
         trials = [] if is_run else sorted(run_dir.root.glob(_TRIALS))
         return [RunDir(path.parent) for path in trials] or [run_dir]
@@ -78,7 +80,10 @@ def read(run_dir: RunDir) -> ReportedRun:
     """
     records = _events(run_dir.root)
     history = events.history_of(records)
-    starts = _last_starts(records)
+    every_start = _starts(records)
+    # Nodes may have changed from one start to the next: ranks and hosts are those of the last.
+    last = max((start["attempt"] for start in every_start), default=0)
+    starts = [start for start in every_start if start["attempt"] == last]
     world_size = max((int(start["world_size"]) for start in starts), default=0)
     numbers, metric_notes = metrics.read(run_dir)
     speed, speed_notes = measured_files.read_log(run_dir, world_size)
@@ -153,13 +158,6 @@ def _starts(records: Sequence[Sequence[Mapping[str, Any]]]) -> list[Mapping[str,
     ]
 
 
-def _last_starts(records: Sequence[Sequence[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:
-    """Return the events with which the nodes recorded the last start."""
-    starts = _starts(records)
-    last = max((start["attempt"] for start in starts), default=0)
-    return [start for start in starts if start["attempt"] == last]
-
-
 def _state(history: History) -> str:
     if history.outcome is not None:
         return history.outcome.word
@@ -209,6 +207,7 @@ def _split(
     last_start_ns = max((start["time_ns"] for start in _starts(records)), default=0)
     for outcome in outcomes:
         summary = outcome.get("summary")
+        # The outcome of an earlier start is about other steps.
         if isinstance(summary, dict) and outcome.get("time_ns", 0) >= last_start_ns:
             split = measured_files.split_of(summary.get("step"), num_ranks)
             if split is not None:

@@ -160,6 +160,7 @@ def render(runs: Sequence[ReportedRun], *, text: str, now_s: float) -> str:
     from plotly.offline import get_plotlyjs
 
     drawn = sections(runs)
+    # Strict: a name that a template misspells would leave a hole in the page.
     environment = Environment(
         loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined
     )

@@ -84,6 +84,7 @@ def _escaped(text: str) -> str:
 
 
 def _error_bars(curve: Curve) -> dict[str, Any]:
+    # plotly takes the lengths of bars, and not their ends; a gap in the values has none.
     values = [value if value is not None else 0.0 for value in curve.y]
     return {
         "type": "data",
@@ -178,6 +179,7 @@ def _y_axis(axis: Axis, y_range: tuple[float, float]) -> dict[str, Any]:
     values = _axis(axis) | {"range": list(y_range), "title": {"text": ""}}
     if not axis.is_log:
         return values
+    # plotly takes the ends of a logarithmic axis as exponents, and its ticks as values.
     ticks = log_ticks(*y_range)
     labels = [_tick_text(tick) for tick in ticks]
     return values | {"tickmode": "array", "tickvals": ticks, "ticktext": labels}
@@ -213,6 +215,7 @@ def _y_range(plot: Plot) -> tuple[float, float]:
     low, high = min(values, default=0.0), max(values, default=1.0)
     if plot.y.from_zero and not plot.y.is_log:
         low = min(low, 0.0)
+    # Equal values would leave no height: their curve is drawn in the middle.
     margin = 0.06 * (high - low) or max(abs(high) * 0.1, 0.1)
     return (low if plot.y.from_zero and low == 0 else low - margin), high + margin
 
@@ -288,6 +291,7 @@ def spread(
     groups: list[list[float]] = []  # middle and number of labels that touch each other
     for place in order:
         groups.append([pixels[place], 1])
+        # A group that grows moves its middle, and may then touch the one below it as well.
         while len(groups) > 1 and _touch(groups[-2], groups[-1], gap):
             middle, count = groups.pop()
             other = groups[-1]
@@ -298,6 +302,7 @@ def spread(
         for middle, count in groups
         for number in range(int(count))
     ]
+    # Groups may stick out at either end: lifted from below, then pushed down from above.
     raised = _at_least(heights, gap)
     lowered = _at_least([height - value for value in reversed(raised)], gap)
     places = dict(zip(order, (height - value for value in reversed(lowered)), strict=True))
@@ -319,6 +324,7 @@ def _touch(lower: Sequence[float], upper: Sequence[float], gap: float) -> bool:
 
 
 def _label(curve: Curve, end: float, plot: Plot, *, shift: float) -> dict[str, Any]:
+    # On a logarithmic axis plotly places annotations by exponents too.
     label = {
         "text": _escaped(_shortened(curve.name if curve.label is None else curve.label)),
         "y": math.log10(end) if plot.y.is_log else end,

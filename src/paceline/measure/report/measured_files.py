@@ -76,6 +76,7 @@ def read_log(run_dir: RunDir, num_ranks: int) -> tuple[list[SpeedPoint], list[st
     except (OSError, ValueError) as error:
         return [], [f"{run_dir.speed_log.name} cannot be read: {error}"]
     points = [point for line in lines if (point := _point(line, num_ranks)) is not None]
+    # The last line of a run that lives may be half written.
     num_unreadable = len(lines) - len(points)
     notes = [f"speed.jsonl: {num_unreadable} of {len(lines)} lines are not readable"]
     return points, notes if num_unreadable else []
@@ -91,6 +92,7 @@ def _point(line: bytes, num_ranks: int) -> SpeedPoint | None:
             attempt=int(values["attempt"]),
             time_s=finite(values["time_s"]),
             steps=int(values["steps"]),
+            # Infinite and NaN too: such a loss is what a reader looks for.
             loss=None if loss is None else float(loss),
             samples_per_step=samples,
             split=split_of(values.get("step"), num_ranks),
@@ -203,6 +205,7 @@ def _world(ranks: int, world: WorldBench) -> WorldFacts:
     for steps in world.rounds:
         for step in steps.values():
             for rank, durations in step.items():
+                # without the last part, the exchange, in which ranks wait for each other
                 own_s.setdefault(rank, []).append(sum(durations[:-1]) * 1e-9)
     return WorldFacts(
         ranks=ranks,

@@ -89,9 +89,11 @@ def _of_tensorboard(folder: Path, notes: list[str]) -> Numbers:
 
     numbers: Numbers = {}
     try:
+        # 0 keeps all: by default TensorBoard draws a sample of 10,000.
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
         events.Reload()
         for name in events.Tags()["scalars"]:
+            # In the order of writing: a step that was repeated after a resume counts as last seen.
             numbers[name] = {event.step: event.value for event in events.Scalars(name)}
     except Exception as error:  # protobuf has other errors for a damaged file
         notes.append(f"tensorboard/ cannot be read: {type(error).__name__}")

@@ -131,6 +131,7 @@ def rank_sentences(run: ReportedRun) -> list[str]:
     if len(run.ranks) < 2:
         return []
     slowest = max(run.ranks, key=lambda rank: rank.own_s)
+    # The mean would contain the slow rank itself, which among few is much of it.
     median_s = statistics.median(rank.own_s for rank in run.ranks)
     if median_s <= 0:
         return []

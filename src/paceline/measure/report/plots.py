@@ -121,6 +121,8 @@ def _options(command: Sequence[str]) -> list[str]:
     """Return the words of a command, the value of an option together with its name."""
     options: list[str] = []
     for word in command:
+        # Whether an option takes a value is unknown. For labels it is enough that the command lines
+        # of all runs are read alike.
         follows_option = bool(options) and options[-1].startswith("-") and " " not in options[-1]
         if follows_option and not word.startswith("-"):
             options[-1] += f" {word}"

@@ -87,6 +87,7 @@ def _rates(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[Plot]:
     every = [rate for rates in by_run for rate in rates]
     if not every:
         return []
+    # One unit for all curves, or they could not be compared.
     in_samples = all(rate.samples_per_s > 0 for rate in every)
     scale, unit = _unit(max(rate.elapsed_s for rate in every))
     curves = [

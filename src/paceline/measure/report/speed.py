@@ -79,6 +79,7 @@ def mean_split(points: Sequence[SpeedPoint]) -> StepSplit | None:
     timed: list[tuple[StepSplit, int]] = []
     previous_steps = 0
     for point in points:
+        # Other attempts may have had other nodes, or ended before the steps were regular.
         if point.attempt == last and point.split is not None and point.steps > previous_steps:
             timed.append((point.split, point.steps - previous_steps))
             previous_steps = point.steps

@@ -93,10 +93,15 @@ class BatchTuning:
             with run:
                 facts, num_ranks = run.facts()
                 window = run.measure(CHANGED, self.answer.best, least_s=_WINDOW_S)
-                gpu_bytes = _fullest_gpu_bytes() if facts.on_gpu else None
+                loads = gpus.loads() if facts.on_gpu else []
+        # The fullest one decides: the first rank without memory ends them all.
+        used = [load.memory_used for load in loads if load.memory_used is not None]
+        gpu_bytes = max(used, default=None)
         seconds = intervals.median([list(window.seconds)])
         samples = facts.batch_samples * num_ranks
+        # The longest time is that of the lowest rate.
         rate = Interval(samples / seconds.value, samples / seconds.high, samples / seconds.low)
+        # At the peak, and of the whole machine: other programs that came meanwhile count too.
         used_bytes = max(0, free_bytes - run.least_free)
         return BatchSize(number, facts.batch_samples, rate, used_bytes, gpu_bytes)
 
@@ -143,9 +148,3 @@ def _end_of(ended: ScriptEnded) -> str:
     if ended.status:
         return f"the script ended with {ended}"
     return "the script ended before it could be measured"
-
-
-def _fullest_gpu_bytes() -> int | None:
-    """Return the memory in use on the fullest GPU; None if the driver does not say it."""
-    used = [load.memory_used for load in gpus.loads() if load.memory_used is not None]
-    return max(used, default=None)

@@ -118,13 +118,5 @@ def best_of(facts: LoaderFacts, measured: Measured) -> LoaderSetting:
 
 
 def _costs(setting: LoaderSetting, written: LoaderSetting) -> tuple[int, ...]:
-    changes = [
-        setting.threads != written.threads,
-        setting.pin_memory != written.pin_memory,
-    ]
-    return (
-        int(setting != written),
-        setting.num_workers,
-        sum(changes),
-        setting.prefetch_factor,
-    )
+    changes = [setting.threads != written.threads, setting.pin_memory != written.pin_memory]
+    return (int(setting != written), setting.num_workers, sum(changes), setting.prefetch_factor)

@@ -43,6 +43,7 @@ def next_setting(
     facts: LoaderFacts, limits: TrialLimits, measured: Measured
 ) -> LoaderSetting | None:
     """Return the setting to try next; None if the search is over."""
+    # In turn: what slows the machine down for a while slows down both.
     for setting in sorted(first_settings(facts), key=measured.num_windows):
         if setting not in measured.failures and measured.num_windows(setting) < FIRST_WINDOWS:
             return setting
@@ -155,7 +156,8 @@ def _has_peaked(lower: Sequence[LoaderSetting], measured: Measured) -> bool:
     if measured.keeps_up:
         return True
     seconds = [measured.seconds(setting) for setting in lower if setting in measured.settings]
-    # With one worker instead of none, handing batches over may cost more than it saves.
+    # With one worker instead of none, handing batches over may cost more than it saves. Two rungs
+    # in a row must bring nothing, since one may have had a bad window.
     return len(seconds) > 3 and min(seconds[-2:]) > min(seconds[:-2]) / _GAIN
 
 
@@ -170,6 +172,7 @@ def _neighbours(
 ) -> Iterator[LoaderSetting]:
     """Yield settings that differ in one thing."""
     workers = setting.num_workers
+    # Pinned memory speeds up copies to a GPU, and is slow to allocate.
     if facts.on_gpu and not setting.pin_memory:
         yield replace(setting, pin_memory=True)
     for threads in (1, limits.cpus - workers, facts.setting.threads):

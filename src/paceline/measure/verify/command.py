@@ -173,7 +173,7 @@ class _Proof(threading.Thread):
     """The proof of the loss: another start of the script, beside the trials."""
 
     def __init__(self, requested: BenchRequest, text: str, folder: Path) -> None:
-        super().__init__(daemon=True)
+        super().__init__(daemon=True)  # Ctrl-C ends the command, though this one waits
         options = Options(
             script=requested.command[0],
             script_args=requested.command[1:],
@@ -210,6 +210,7 @@ def verify(requested: BenchRequest, *, as_json: bool, is_apart: bool = False) ->
     script has run on no number of ranks, or nothing could be compared and it made no optimizer
     step.
     """
+    # First of all, so that a script that cannot be read leaves no folder behind.
     text = script.read(Options(script=requested.command[0], module=requested.is_module))
     if requested.global_batch is not None:
         check_division(requested, requested.global_batch)
@@ -238,6 +239,7 @@ def verify(requested: BenchRequest, *, as_json: bool, is_apart: bool = False) ->
         print(json.dumps(result.to_json(), indent=1))
     else:
         terminal.show(render(result))
+    # A hint is advice: with one alone the script does on several ranks what it does on one.
     is_broken = any(finding.severity != "hint" for finding in result.findings)
     return EXIT_FAILED if is_broken or result.failures else EXIT_OK
 
@@ -257,6 +259,7 @@ def _run(requested: BenchRequest, folder: Path, say: Say, proven: _Proof) -> Run
         if proven.end().reason != proof.FAILED and _is_of_no_use(ended) and is_beside:
             one = replace(one, run_dir=one.run_dir.with_name(f"{one.run_dir.name}-again"))
             ended = trial.run(one, tick)
+        # Of a few steps, for nobody, and as large as the model.
         shutil.rmtree(RunDir(one.run_dir).checkpoints, ignore_errors=True)
         if ended.finding is not None and _is_of_no_use(ended):
             runs.failures.append(ended.finding)

@@ -93,6 +93,7 @@ def judge(world: RecordedWorld, one: RecordedWorld) -> ComparisonVerdict:
             return _judge_other_curve(world, steps, steps_of_one, growth)
     first = Curves(_rates(steps, 0), _rates(steps_of_one, 0), growth, epochs)
     verdict = _judge_scale(world, first, place=training[0].place, batches=(batch_of_one, batch))
+    # Ranks that do not average their gradients have no larger batch, and need no larger rate.
     if verdict.finding is not None and replicas.are_apart(training):
         return not_judged("ranks apply different gradients: they may train apart")
     return verdict
@@ -125,6 +126,7 @@ def _by_sample(curves: Curves) -> bool:
 
 
 def _is_close(rate: float, other: float, curves: Curves) -> bool:
+    # Absolute too: at the start of a warm-up and the end of a cosine rates are near zero.
     return math.isclose(rate, other, rel_tol=_CLOSE, abs_tol=_CLOSE * max(curves.rates))
 
 
@@ -142,6 +144,7 @@ def _judge_other_curve(
     often_of_one = sum(step.schedules for step in steps_of_one) / len(steps_of_one)
     is_each_step = often_of_one >= _OFTEN
     expected = often_of_one if is_each_step else often_of_one * growth
+    # It follows the loss, which differs with the number of ranks.
     is_by_score = world.ranks[0].schedule_type == "ReduceLROnPlateau"
     if is_by_score or not expected or often < _OFTEN * world.size * expected:
         return not_judged("the schedule is another one than on 1 rank")

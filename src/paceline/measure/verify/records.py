@@ -264,6 +264,7 @@ def _add_batch(loop: LoopRecord, record: Mapping[str, Any]) -> None:
     loop.batches.append(indices)
     loop.samples += record["samples"]
     columns = record["rows"]
+    # Without a value for each sample, as in a batch of another layout, none can be compared.
     if indices is None or not columns or any(len(column) != len(indices) for column in columns):
         return
     loop.rows.update(zip(indices, zip(*columns, strict=True), strict=True))

@@ -49,6 +49,8 @@ def judge_shares(world: RecordedWorld) -> ComparisonVerdict:
     )
     if has_parts and repeated < _most_padding(epochs):
         return kept(f"{len(samples):,} samples, {repeated} repeated so that ranks have as many")
+    # Equal indices may be those of a part that each rank has for itself: whether the contents are
+    # equal too, the launcher has seen while the ranks ran.
     if all(order == orders[0] for order in orders):
         finding = world.found("same-data-on-all-ranks")
         if finding is not None:
@@ -153,6 +155,7 @@ def judge_order(world: RecordedWorld) -> ComparisonVerdict:
     ]
     if not pairs:
         return not_judged("no second epoch was seen")
+    # The last epoch may have been cut off by the limit of steps.
     pairs = [(one[: len(other)], other[: len(one)]) for one, other in pairs]
     if not all(is_mixed(one) for one, _ in pairs):
         return not_judged("the order is not shuffled, or too short")
@@ -185,6 +188,7 @@ def judge_epoch(world: RecordedWorld, one: RecordedWorld) -> ComparisonVerdict:
     missing = len(expected - samples)
     if missing <= _most_padding(epochs):
         return kept(f"{len(samples):,} samples in {len(epochs[0].batches):,} batches a rank")
+    # Samples that are also read twice are another fault, which judge_shares names.
     is_disjoint = sum(map(len, orders)) == len(samples)
     if len(samples) < _LEAST_SHARE * len(expected) and is_disjoint:
         return broken(_shorter(world, epochs, samples, expected))
@@ -292,6 +296,7 @@ def _judge_count(world: RecordedWorld, evaluation: RecordedEvaluation) -> Compar
     loops = evaluation.loops.values()
     if evaluation.samples == evaluation.expected and total == expected:
         return kept(f"{expected:,} samples, each on one rank")
+    # A sampler must give all ranks as many samples; some frameworks drop the repeated results.
     if all(loop.is_session for loop in loops):
         return kept(f"{expected:,} samples; Session counts each once")
     if evaluation.samples != evaluation.expected:

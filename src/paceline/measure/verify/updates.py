@@ -78,6 +78,7 @@ def _not_single(ranks: Sequence[RecordedTraining]) -> str:
     if not all(training.steps for training in ranks):
         return "no optimizer step was seen"
     firsts = [training.steps[0] for training in ranks]
+    # Accumulated or summed losses may be scaled in ways that only the script knows.
     if any(len(step.losses) != 1 or step.losses[0] is None for step in firsts):
         return "a step has several losses, or none that is a number"
     return ""
@@ -126,6 +127,7 @@ def _matches(world: RecordedWorld, losses: Sequence[float], expected: float) -> 
     """Return whether losses of ranks are a mean, a mean of samples, or a sum like that expected."""
     sizes = [len(rank.epochs[0].batches[0] or ()) for rank in world.ranks]
     weighted = sum(size * loss for size, loss in zip(sizes, losses, strict=True)) / sum(sizes)
+    # A loss may be a mean over rows or a sum, and the last batch of a rank may be shorter.
     candidates = (sum(losses) / len(losses), weighted, sum(losses))
     return any(
         math.isclose(value, expected, rel_tol=_CLOSE_LOSS, abs_tol=1e-6) for value in candidates
@@ -164,6 +166,7 @@ def _judge_ratio(
     norm = math.hypot(*expected)
     ratio = sum(one * other for one, other in zip(values, expected, strict=True)) / norm**2
     rest = math.dist(values, [ratio * value for value in expected])
+    # The least-squares factor: what it leaves over is a difference of direction.
     is_factor = rest <= _CLOSE_GRADIENT * math.hypot(*values)
     if is_factor and _undoes(ratio, *rates):
         return kept(f"gradients are {ratio:.3g} times those on 1 rank, and the rate undoes it")

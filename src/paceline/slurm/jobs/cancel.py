@@ -60,7 +60,7 @@ def end_living(runs: Sequence[Run]) -> list[Run]:
     if living:
         _end([job for _, job in living])
     for run_dir, job in living:
-        # Slurm soon forgets it; a folder of another user stays as it is
+        # Slurm forgets the job within minutes; a folder of another user stays as it is
         with contextlib.suppress(OSError):
             record.write(run_dir, replace(job, cancelled=True))
     return living

@@ -164,8 +164,9 @@ class Follower:
 
     def _check_ended(self, answer: job_states.StateAnswer) -> int | None:
         """Return the exit status of a job that Slurm does not show as living."""
-        if not answer.has_answered:
-            self._report_silence()
+        if not answer.has_answered and not self._notices.no_slurm:
+            self._notices.no_slurm = True
+            _say("squeue does not answer here: only the run folder is followed")
         outcome = self._outcome(answer.state)
         if answer.state is None and outcome is None and not answer.has_answered:
             return None  # the job may still run: continue to show its output
@@ -225,11 +226,6 @@ class Follower:
                 f"waiting for {path}, which job {state.job_id}{where} writes: it is not visible"
                 " here yet"
             )
-
-    def _report_silence(self) -> None:
-        if not self._notices.no_slurm:
-            self._notices.no_slurm = True
-            _say("squeue does not answer here: only the run folder is followed")
 
     def _outcome(self, state: JobState | None) -> Outcome | None:
         """Return how the last start of the run ended, None if there is no such event."""

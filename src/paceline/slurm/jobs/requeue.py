@@ -126,18 +126,13 @@ def decide(
     step = last_step or 0
     if why == NODE_LOST and last_step is None and history.steps:
         return Decision(finding=_no_checkpoint(job))
-    elsewhere = status == EXIT_UNFINISHED and last_step is None and _has_worked(job, history)
+    # A script that keeps its checkpoints elsewhere says by its status that it saved, if it has
+    # trained; most functions have no steps.
+    has_worked = history.steps != 0 or job.script == IN_JOB
+    elsewhere = status == EXIT_UNFINISHED and last_step is None and has_worked
     if not elsewhere and _times_from(job, step) >= _MAX_FRUITLESS:
         return Decision(finding=_no_progress(why, job, step, limit))
     return Decision(why=why, step=step, exclude=_names(lost, nodelist), elsewhere=elsewhere)
-
-
-def _has_worked(job: JobRecord, history: History) -> bool:
-    """Return whether the exit status of a script that keeps its checkpoints elsewhere decides.
-
-    It does if the script has trained; that of a function always does, since most have no steps.
-    """
-    return history.steps != 0 or job.script == IN_JOB
 
 
 def _why(status: int, job: JobRecord, history: History) -> str:

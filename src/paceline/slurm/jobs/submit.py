@@ -131,7 +131,9 @@ def queue(requested: SubmitRequest, *, fill: Fill | None = None) -> Queued:
             not accept the job.
     """
     place = _place(requested)
-    _require_sbatch()
+    if shutil.which("sbatch") is None:  # before the run folder exists
+        missing = commands.Reply(commands.MISSING)
+        raise SetupError(sbatch.refusal(missing, known_options=tuple))
     cluster = _ask_cluster(requested)
     _require_possible(requested, cluster)
     if limits.lacks_cpus(requested):
@@ -244,12 +246,6 @@ def own_command() -> tuple[str, ...]:
     """
     command = os.path.join(os.path.dirname(sys.executable), "paceline")
     return (command,) if os.access(command, os.X_OK) else tuple(own_process.command())
-
-
-def _require_sbatch() -> None:
-    if shutil.which("sbatch") is None:
-        result = commands.Reply(commands.MISSING)
-        raise SetupError(sbatch.refusal(result, known_options=tuple))
 
 
 def _with_shell_defaults(requested: SubmitRequest) -> SubmitRequest:

@@ -63,10 +63,7 @@ class FitLoaders:
         trainer, data, per_rank = self._trainer, self._data, self._per_rank
         if "train" in stages:
             train = data.train(
-                trainer.session,
-                per_rank=per_rank,
-                in_order=self._in_order,
-                former=former["train"],
+                trainer.session, per_rank=per_rank, in_order=self._in_order, former=former["train"]
             )
             if train is None:
                 raise no_loader("train", "fit")

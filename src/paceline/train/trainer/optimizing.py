@@ -26,13 +26,7 @@ class Optimization:
 
     is_manual = False  # whether the task runs backward and the optimizers itself
 
-    def __init__(
-        self,
-        trainer: Attributes,
-        plan: TrainingPlan,
-        work: Work,
-        hooks: Hooks,
-    ) -> None:
+    def __init__(self, trainer: Attributes, plan: TrainingPlan, work: Work, hooks: Hooks) -> None:
         self._trainer, self._plan, self._work = trainer, plan, work
         self._session: Session = trainer.session
         self.schedules: Sequence[Schedule] = ()  # schedulers that step with the optimizers

@@ -152,10 +152,7 @@ class Saving:
 
 def describe(trainer: Attributes, owners: Sequence[Any]) -> dict[str, Any]:
     """Return epoch, step and hyperparameters of a fit, under Lightning's keys."""
-    values: dict[str, Any] = {
-        "epoch": trainer.current_epoch,
-        "global_step": trainer.global_step,
-    }
+    values: dict[str, Any] = {"epoch": trainer.current_epoch, "global_step": trainer.global_step}
     for owner in owners:
         key = HPARAMS if isinstance(owner, nn.Module) else DATA_HPARAMS
         hparams = getattr(owner, "hparams", None)
