@@ -235,6 +235,7 @@ class InTurn:
     def skip_rest(self) -> None:
         """Advance all loaders to the same epoch."""
         last = max(loader.state_dict()["epoch"] for loader in self.loaders)
+        # Those that an epoch's limit left out have not begun it, and would lag behind for ever.
         begun = any(loader.state_dict()["done"] for loader in self.loaders)
         for loader in self.loaders:
             place = loader.state_dict()

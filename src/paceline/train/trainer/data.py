@@ -43,6 +43,7 @@ class Data:
     def prepare(self, session: Session, stage: str, *, seed: int) -> None:
         """Call ``prepare_data`` once a node, then ``setup`` with the same seed on all ranks."""
         for owner in self._owners:
+            # All owners before any setup, which may read what another one has downloaded.
             if callable(getattr(owner, "prepare_data", None)):
                 session.once(owner.prepare_data, scope="node")
         for owner in self._owners:
@@ -62,6 +63,7 @@ class Data:
         tree = self.find("train")
         if tree is None:
             return None
+        # Lightning's mode for several loaders that are returned without one.
         mode = tree.mode if isinstance(tree, CombinedLoader) else "max_size_cycle"
         tree = tree.iterables if isinstance(tree, CombinedLoader) else tree
         own = [_unshuffled(loader) if in_order else loader for loader in leaves(tree)]

@@ -41,6 +41,7 @@ class Monitor:
             self._waited += 1
 
     def _improves(self, value: float) -> bool:
+        # NaN is no beginning: every later value would be compared with it, and none improves on it.
         if self.best is None:
             return not math.isnan(value)
         gain = self.best - value if self._mode == "min" else value - self.best
@@ -125,6 +126,7 @@ class Fit:
             (self, "_validate", "validation"),
             (self, "_save", "checkpoint"),
         ]
+        # The calls are replaced, so that a fit without a profiler pays nothing for it.
         if type(profiler) is not NoProfiler:
             for owner, name, label in parts:
                 setattr(owner, name, profiler.wrap(label, getattr(owner, name)))
@@ -210,6 +212,7 @@ class Fit:
     def _is_over(self, epochs_done: int = 0) -> bool:
         """Whether training ends before its last epoch; a collective."""
         plan, steps = self._plan, self.optimization.num_steps
+        # A callback may set it on one rank alone, and the others would wait for that one.
         stopped = self._session.reduce(int(self._trainer.should_stop)) > 0
         out_of_patience = self._monitor is not None and self._monitor.is_over
         is_early = (stopped or out_of_patience) and self._may_stop(epochs_done)
@@ -236,6 +239,7 @@ class Fit:
                 batches.close()
                 self._train.skip_rest()
             val = self._validate_if_due(epoch)
+            # Hooks of the end may log; a fit that resumes calls them again for the whole epoch.
             if not whole:
                 self._sums = metrics.state_dict()
             train = self._end_metrics(metrics)
@@ -294,6 +298,7 @@ class Fit:
             self._begin_batch(batch, batch_idx)
         self._trainer.batch_idx = batch_idx
         outputs, is_step = self.optimization.run(self._train, batch, batch_idx)
+        # A checkpoint within a group of accumulated batches repeats them: their gradients are lost.
         if is_step:
             self._done, self._total_done = batch_idx + 1, self._total_batches
         progress.loss, progress.batch = self.optimization.loss, batch_idx + 1

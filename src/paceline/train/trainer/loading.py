@@ -94,6 +94,7 @@ def make(kind: type[T], values: Mapping[str, Any], given: Mapping[str, Any]) -> 
         for name, value in dict(values.get(key) or {}).items()
         if takes_all or name in names
     }
+    # A class that has lost an argument since loads all the same; what is given by hand wins.
     arguments = {**saved, **given}
     missing = [
         parameter.name
@@ -119,6 +120,7 @@ def fill(module: nn.Module, values: Mapping[str, Any], *, strict: bool) -> None:
     try:
         module.load_state_dict(values[STATE], strict=strict)
     except RuntimeError as error:
+        # The first line names the class; hundreds may follow, one for each key.
         lines = [line.strip() for line in str(error).splitlines()[1:4]]
         raise UsageError.of(
             "checkpoint-other-model",

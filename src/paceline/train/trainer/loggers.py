@@ -229,6 +229,7 @@ class VersionedLogger(FileLogger):
     def join(self, session: Session) -> None:
         """Take the version that rank 0 chooses."""
         super().join(session)
+        # Each rank would look for the next free number, and find that of a faster one taken.
         self._version = session.once(lambda: self.version)
         if self._target is None:
             self._folder = Path(self.log_dir)

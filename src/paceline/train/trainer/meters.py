@@ -62,6 +62,7 @@ def metric_of(value: Any, task: nn.Module) -> Any:
 
 
 def _is_mean_over_rows(metric: Any) -> bool:
+    # By name, so that torchmetrics, which a script may not have, is not imported.
     name = type(metric).__name__
     is_squared = getattr(metric, "squared", True)  # MeanSquaredError(squared=False) is a root
     if name == "BinaryAccuracy" or getattr(metric, "average", None) == "micro":

@@ -70,6 +70,7 @@ class Sum:
     def _with(self, numbers: torch.Tensor, rows: list[int]) -> torch.Tensor:
         """Return the total with more numbers."""
         if self.fx in EXTREMES:
+            # Before the first number the total is 0, which is no value of any row.
             so_far = numbers.new_tensor([float(self._total)] if self._rows else [])
             return EXTREMES[self.fx](torch.cat([so_far, numbers]))
         weighted = numbers * numbers.new_tensor(rows) if self.fx == "mean" else numbers
@@ -290,6 +291,7 @@ class Metrics:
         ]
         pairs = torch.stack(mine).view(-1, 2)
         whole = self._session.reduce(pairs).tolist()
+        # Sums have added up the extremes of ranks too: these are gathered and put in their place.
         extremes = [number for number, partial in enumerate(sums) if partial.fx in EXTREMES]
         if extremes:
             of_ranks = gathered(self._session, pairs[extremes]).view(-1, len(extremes), 2)

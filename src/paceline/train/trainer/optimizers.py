@@ -81,6 +81,7 @@ def read(configured: Any) -> tuple[list[Optimizer], list[Schedule]]:
                 'return {"optimizer": optimizer, "lr_scheduler": scheduler}, or the optimizer alone'
             ),
         )
+    # Two optimizers are a list as well: only a pair of lists is optimizers and schedulers.
     if len(configured) == 2 and all(isinstance(part, list | tuple) for part in configured):
         first, second = configured
         optimizers, _ = _joined(first)
@@ -91,6 +92,7 @@ def read(configured: Any) -> tuple[list[Optimizer], list[Schedule]]:
 def check_steps(optimizers: Sequence[Optimizer]) -> None:
     """Refuse optimizers that compute the loss themselves, such as LBFGS."""
     for optimizer in optimizers:
+        # Most optimizers take a closure; those that need one have no default for it.
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise _needs_closure(type(optimizer).__name__)

@@ -59,6 +59,7 @@ class Optimization:
         ``source`` knows the rows of the batch, ``batch_idx`` is its number in the epoch.
         """
         position = () if source.dataloader_idx is None else (source.dataloader_idx,)
+        # A rank without rows takes part in DDP's collectives, with a row of another rank.
         with nullcontext() if source.rows else self._work.uncounted():
             outputs = self._work.train(batch, batch_idx, *position)
         loss = outputs if isinstance(outputs, torch.Tensor) else loss_of(outputs)
@@ -95,6 +96,7 @@ class Optimization:
                 self._zero_of(epoch, batch_idx, optimizer)
             else:
                 optimizer.zero_grad()
+        # Not required: within an epoch a monitored metric may not have been logged yet.
         for schedule in self.schedules:
             if self._session.step % schedule.frequency == 0:
                 schedule.step(self._trainer.callback_metrics, required=False, how=self.schedule_of)
@@ -121,6 +123,7 @@ class ManualOptimization(Optimization):
         self._num_steps = 0
         self._in_step = False
         self._weight: float | None = None
+        # The script calls step itself, so that only the optimizer's own hooks see it.
         for optimizer in self._trainer.optimizers:
             optimizer.register_step_pre_hook(self._note_before_step)
             optimizer.register_step_post_hook(self._note_step)

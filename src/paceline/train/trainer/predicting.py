@@ -121,6 +121,7 @@ def _joined(values: Sequence[Any]) -> Any:
     if isinstance(first, list | tuple):
         parts = [_joined(parts) for parts in zip(*values, strict=True)]
         return parts if isinstance(first, list) else tuple(parts)
+    # The first part has no rows, and is on the CPU of the rank that described it.
     return torch.cat([value.to(values[-1].device) for value in values])
 
 

@@ -74,6 +74,7 @@ class RunCheckpoints:
         if not folder.is_dir():
             return {}
         _, committed = list_of(folder)
+        # A training that starts over writes into the same folder, beside an earlier one's.
         own = [saved for saved in committed if saved.manifest.run == committed[-1].manifest.run]
         return {str(saved.path): saved.manifest.metric for saved in own}
 

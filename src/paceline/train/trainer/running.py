@@ -126,6 +126,7 @@ class Running(Attributes):
         self.optimizers, self.lr_scheduler_configs = optimizers.read(model.configure_optimizers())
         if getattr(model, "automatic_optimization", True):
             optimizers.check_steps(self.optimizers)
+        # Of an earlier fit: a monitored metric that is not logged now must not be found.
         self.should_stop = self.stops_at_once = False
         self.callback_metrics, self.logged_metrics = {}, {}
         self._work = Work(model, self.session, self.optimizers)
@@ -282,6 +283,7 @@ class Running(Attributes):
                 data.prepare(self.session, fn, seed=self._settings.seed)
                 hooks.call_callbacks("setup", fn)
                 yield hooks
+            # Not SystemExit, by which a run ends that was asked to stop and has saved.
             except (Exception, KeyboardInterrupt) as error:
                 hooks.call_callbacks("on_exception", error)
                 data.call("on_exception", error)
@@ -431,6 +433,7 @@ class Running(Attributes):
 
 
 def _as_tensors(values: Mapping[str, float]) -> dict[str, torch.Tensor]:
+    # float64, in which means are computed; the default type would round them.
     return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
 
 

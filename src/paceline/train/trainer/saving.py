@@ -98,6 +98,7 @@ class Saving:
         for callback in of_callbacks:
             callback.on_save_checkpoint(self._trainer, self._task, checkpoint)
         saved = checkpoint.pop(STATE, None)
+        # By identity: to compare the values of all weights would take as long as to save them.
         is_unchanged = saved is not None and saved.keys() == weights.keys()
         if is_unchanged and all(saved[key] is weights[key] for key in weights):
             return checkpoint
@@ -180,6 +181,7 @@ def _whole(value: Any) -> Any:
 
 
 def _write_file(values: dict[str, Any], path: Path) -> None:
+    # Renamed when it is complete: a run that is killed meanwhile leaves the former file as it was.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -156,8 +156,7 @@ def _faults(gpu: Gpu, facts: Facts) -> Iterator[tuple[str, bool]]:
 def _missing_links(gpu: Gpu, facts: Facts) -> Iterator[tuple[str, bool]]:
     """Yield a fault if a GPU on NVLink switches has fewer active links than GPUs of its kind."""
     alike = [other for other in facts.gpus if other.name == gpu.name and not other.mig]
-    # Only a switch gives all GPUs as many links; in a mesh, or between cards with a bridge, they
-    # may well differ.
+    # Only a switch gives all GPUs as many links; in a mesh they may well differ.
     switched = any(link.remote == "switch" for other in alike for link in other.nvlinks)
     active = _active_links(gpu)
     most = max(map(_active_links, alike))

@@ -59,7 +59,6 @@ def _fabric(facts: Facts) -> Iterator[Finding]:
 
 
 def _broken(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
-    # Only copies that doctor has tried: what the driver says of a pair is that it allows them.
     broken = [pair for pair in pairs if pair.trial in _SYMPTOMS]
     if not broken:
         return

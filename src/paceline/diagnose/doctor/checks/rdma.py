@@ -102,7 +102,7 @@ def _efa(facts: Facts) -> Iterator[Obstacle]:
     elif not libraries.plugins and not settings.get("NCCL_NET_PLUGIN", "").startswith("/"):
         yield _no_plugin(libraries.plugins_elsewhere)
     provider = settings.get("FI_PROVIDER", "")
-    # libfabric: ``efa,tcp`` allows these, and ``^efa`` all but this one.
+    # libfabric: ``^efa`` allows all but this one
     lists_efa = "efa" in provider.removeprefix("^").split(",")
     if provider and lists_efa == provider.startswith("^"):
         yield _setting("FI_PROVIDER", facts, what=f"FI_PROVIDER={provider} leaves EFA out")
