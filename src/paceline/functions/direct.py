@@ -127,7 +127,7 @@ def judge(run_dir: RunDir, status: int) -> None:
     outputs = (run_dir.job_output, run_dir.local_output)
     output = next((path for path in outputs if path.exists()), outputs[0])
     history = events.read_history(run_dir.root)
-    # Of a call that was killed the job script speaks, in another process and maybe on another host.
+    # Of a call that was killed the job script speaks, which is another process.
     host, pid = history.launchers[-1] if history.launchers else (socket.gethostname(), 0)
     end = RankExit(
         rank=0,

@@ -172,7 +172,7 @@ def _number(text: str) -> int:
 def read_gpus(gres: str) -> dict[str, int]:
     """Return the number of GPUs by kind: ``gpu:a100:4(S:0-1),nvme:1`` has four of kind ``a100``."""
     counts: dict[str, int] = {}
-    # Parentheses list sockets or indices, with commas of their own: ``gpu:4(S:0,1)``.
+    # Parentheses list sockets or indices, with commas of their own: ``gpu:4(S:0,2)``.
     for part in re.split(r",(?![^(]*\))", gres):
         words = re.sub(r"\(.*?\)", "", part).strip().split(":")
         if words[0] != "gpu":

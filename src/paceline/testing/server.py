@@ -214,9 +214,8 @@ def _import_before_fork(preload: Sequence[str]) -> None:
     import torch
     import torch.distributed
 
-    torch.set_num_threads(
-        1
-    )  # a fork has none of the threads of its parent, and would wait for them
+    # A fork has none of the threads of its parent, and would wait for them.
+    torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first one imports half of torch
     for name in preload:
         import_module(name)

@@ -239,6 +239,7 @@ def _account(rank: RankProcess, samples: Sequence[Sample]) -> Account:
         return replace(
             base,
             position=Position(identity.rank, socket.gethostname(), ended=True),
+            stand=Stand(identity.rank),
             motion=rank_state.RUNNING,
         )
     motion = rank_state.motion(looks, seconds=seconds)

@@ -58,3 +58,10 @@ def test_a_further_look_sees_that_a_rank_moves(monkeypatch):
     monkeypatch.setattr(look, "round", lambda seconds: 2, raising=False)
     # the third look is the first that no regular one is
     assert watch(monkeypatch, lambda number: 60 if number == 2 else 50) == (RUNNING, 4)
+
+
+def test_the_stand_of_a_rank_that_ends_meanwhile_is_its_own():
+    """Under the number of rank 0 it would replace the proof that rank 0 is part of."""
+    rank = RankProcess(os.getpid(), RankIdentity("torchrun", 3, 4), 1, "torchrun", "train.py")
+    account = look._account(rank, [look.Sample(0.0, Look(), None)] * 2)
+    assert (account.position.ended, account.stand.rank) == (True, 3)
