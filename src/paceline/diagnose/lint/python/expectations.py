@@ -24,7 +24,13 @@ from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.numbers import number
 from paceline.diagnose.lint.python.objects import DOES_IT_ALL, LIGHTNING, argument, makes
 from paceline.diagnose.lint.python.ranks import rank_block
-from paceline.diagnose.lint.python.script import Function, Script, has_unknown_arguments, keyword
+from paceline.diagnose.lint.python.script import (
+    Function,
+    Script,
+    has_unknown_arguments,
+    keyword,
+    words_of,
+)
 from paceline.text.syntax import constant, dotted, last
 
 _DEPTH = 4
@@ -33,6 +39,7 @@ _LOCAL_HOST = re.compile(r"localhost|127\.\d+\.\d+\.\d+")
 # A module of the user's own with such a name may set the variables of a rank.
 _MAY_SET_RANKS = re.compile(r"slurm|idr|dist|env|cluster|launch|mpi|submitit|^ray\b", re.I)
 _PERHAPS = (ast.For, ast.While, ast.IfExp, ast.BoolOp, ast.Lambda, ast.ClassDef, ast.match_case)
+_LIBRARIES = tuple(words_of("torch numpy transformers accelerate lightning os environ distutils"))
 _RANK_VARIABLES = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK"})
 _WRITES_ENVIRONMENT = frozenset({"os.environ.setdefault", "os.environ.update", "os.putenv"})
 _RANK_OF = {
@@ -233,17 +240,7 @@ def _may_set_ranks(script: Script) -> bool:
         return True
     if any(isinstance(node, ast.Constant) and "SLURM" in str(node.value) for node in script.nodes):
         return True
-    libraries = (
-        "torch",
-        "numpy",
-        "transformers",
-        "accelerate",
-        "lightning",
-        "os",
-        "environ",
-        "distutils",
-    )
-    modules = {full for full in script.imports.values() if not full.startswith(libraries)}
+    modules = {full for full in script.imports.values() if not full.startswith(_LIBRARIES)}
     return any(_MAY_SET_RANKS.search(full) for full in modules) or any(
         "*" in full for full in modules
     )

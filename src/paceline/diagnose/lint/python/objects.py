@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import ast
 
-from paceline.diagnose.lint.python.script import Assigned, Script, keyword, parameters
+from paceline.diagnose.lint.python.script import Assigned, Script, keyword, parameters, words_of
 from paceline.text.syntax import dotted, last
 
 LIGHTNING = frozenset({"lightning", "pytorch_lightning", "lightning_fabric"})
-DOES_IT_ALL = LIGHTNING | {
-    "accelerate",
-    "paceline",
-    "ignite",
-    "composer",
-    "catalyst",
-    "fastai",
-    "ray",
-    "mmengine",
-}
+DOES_IT_ALL = LIGHTNING | words_of(
+    "accelerate paceline ignite composer catalyst fastai ray mmengine"
+)
 
 # Kind of object by the top package and the last word of the class that creates it.
 _MAKERS: dict[str, tuple[frozenset[str], str]] = {

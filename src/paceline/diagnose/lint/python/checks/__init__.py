@@ -1,12 +1,12 @@
 """The checks of a training script: each takes a script and yields findings.
 
-collectives   check collective calls: every rank must make them, and some places are reached by
-              part of the ranks only
-data          check how data is distributed to ranks: samplers and set_epoch, unsharded
-              loaders, downloads, workers
+collectives   check collective calls: every rank must make them, but part of the ranks reach
+              some places
+data          check how data is distributed to ranks: samplers, set_epoch, unsharded loaders,
+              downloads
 devices       check which GPU a rank selects, and how it gets its local rank
-evaluation    check metrics of a distributed evaluation: those of one rank only, and padded
-              samples counted twice
+evaluation    check metrics of a distributed evaluation: one rank's only, padded samples
+              counted twice
 methods       check calls of methods that the object's class does not have
 names         check names that libraries deprecated or removed, and names that this file does
               not show

@@ -1,6 +1,4 @@
-"""Check collective calls: every rank must make them, and some places are reached by part of the
-ranks only.
-"""
+"""Check collective calls: every rank must make them, but part of the ranks reach some places."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ _KNOWN_LIBRARIES = words_of(
     " loguru tensorboard"
 )
 
-
+# What stands in one of these may never run, so its function does not certainly make the call.
 _PERHAPS = (ast.Try, ast.ExceptHandler, ast.While, ast.IfExp, ast.BoolOp, ast.Lambda)
 _EXPECTS_FAILURE = re.compile(r"raises|assertRaises|assertWarns")
 
@@ -78,6 +76,8 @@ def _paired(
         ]
         paired |= _paired_within_functions(script, same_kind)
         remaining = [(call, block) for call, block in same_kind if call not in paired]
+        # torch matches collectives by their order in the process group, not by the line they are
+        # in: a barrier of rank 0 in one function meets the barrier of the other ranks in another.
         if {block.side for _, block in remaining} == {"one", "rest"}:
             paired |= {call for call, _ in remaining}
     return paired
@@ -93,6 +93,8 @@ def _paired_within_functions(
     for mates in by_function.values():
         groups = {(block.side, block.condition) for _, block in mates if block.condition}
         places = {block.at for _, block in mates}
+        # Two blocks of one condition leave out the same ranks and match nothing; the two branches
+        # of one `if` are compared by `_in_other_branch`.
         if len(groups) > 1 and len(places) > 1:
             paired |= {call for call, _ in mates}
     return paired
@@ -109,9 +111,7 @@ def _others(script: Script, block: RankBlock) -> list[ast.stmt]:
 
 
 def _may_be_answered_elsewhere(script: Script, block: RankBlock) -> bool:
-    """Return whether the other ranks call code outside this file, which may make the matching
-    call.
-    """
+    """Return whether the other ranks call code outside this file."""
     nodes = [node for statement in _others(script, block) for node in inside(statement)]
     return any(isinstance(node, ast.Call) and _is_of_another_file(script, node) for node in nodes)
 
@@ -123,6 +123,8 @@ def _is_of_another_file(script: Script, call: ast.Call) -> bool:
     full = script.full(call.func)
     if full.partition(".")[0] in _KNOWN_LIBRARIES:
         return False
+    # Methods of other local objects do not count: they are mostly those of files, lists and
+    # loggers, and would make every finding uncertain.
     return bool(full) or dotted(call.func).startswith("self.")
 
 
@@ -159,9 +161,7 @@ def _reaches(script: Script, call: ast.Call, kind: str) -> bool:
 
 
 def _kinds_within(script: Script, name: str) -> set[str]:
-    """Return the kinds of collectives that the functions of a name call, directly or through other
-    functions.
-    """
+    """Return the kinds of collectives that the functions of a name call, also indirectly."""
     return script.cached(("kinds within", name), lambda: _find_kinds_within(script, name)) or set()
 
 
@@ -176,11 +176,10 @@ def _find_kinds_within(script: Script, name: str) -> set[str]:
 
 
 def _made_inside(script: Script, call: ast.Call, block: RankBlock) -> bool:
-    """Return whether the object was created in the same block: a Trainer of one device for the last
-    test.
-    """
+    """Return whether the object of a method call was created in the same block."""
     if not isinstance(call.func, ast.Attribute):
         return False
+    # A Trainer(devices=1) made for a last test has one process, so its test() waits for nobody.
     name = dotted(call.func.value)
     for value in script.assigned(name, call) if name else []:
         other_block = rank_block(script, value.at)
@@ -190,6 +189,7 @@ def _made_inside(script: Script, call: ast.Call, block: RankBlock) -> bool:
 
 
 def _expected_to_fail(script: Script, node: ast.AST) -> bool:
+    # A test of a timeout leaves a rank out on purpose.
     blocks = [parent for parent in script.up(node) if isinstance(parent, ast.With)]
     contexts = [last(item.context_expr) for block in blocks for item in block.items]
     return any(_EXPECTS_FAILURE.search(name) for name in contexts)
@@ -198,6 +198,8 @@ def _expected_to_fail(script: Script, node: ast.AST) -> bool:
 def _finding(
     script: Script, call: ast.Call, collective: Collective, block: RankBlock, through: str = ""
 ) -> Finding:
+    # `tp_rank == 0` holds on one rank of each tensor-parallel group, and these may be all that have
+    # to come.
     certain = collective.sure and block.sure and block.scope != "group"
     if certain and _may_be_answered_elsewhere(script, block):
         certain = False
@@ -236,12 +238,12 @@ def _holds_in_body(block: RankBlock, call: ast.Call, script: Script) -> bool:
 
 
 def _through_functions(script: Script) -> Iterator[Finding]:
-    """Find functions of the file that always make a collective call and are called by some ranks
-    only.
-    """
+    """Find calls by some ranks only of functions that always make a collective call."""
     always = _functions_with_collective(script)
     for call in script.calls:
         name = last(call)
+        # Of two functions with one name, the file does not show which is called, and the method of
+        # another object may only share the name.
         if name not in always or len(script.functions.get(name, [])) != 1:
             continue
         if isinstance(call.func, ast.Attribute) and dotted(call.func.value) not in ("self", "cls"):
@@ -258,9 +260,7 @@ def _through_functions(script: Script) -> Iterator[Finding]:
 
 
 def _has_match_on_other_side(script: Script, collective: Collective, block: RankBlock) -> bool:
-    """Return whether another block, of the ranks on the other side, makes a collective call of the
-    same kind.
-    """
+    """Return whether a block of the other ranks makes a collective call of the same kind."""
     same_kind = [
         other for _, match, other in _partial_collectives(script) if match.kind == collective.kind
     ]
@@ -282,15 +282,15 @@ def _functions_with_collective(script: Script) -> dict[str, tuple[ast.Call, Coll
 
 
 def _always(script: Script, node: ast.AST, function: Function) -> bool:
-    """Return whether a call is made whenever its function runs in several processes, as far as the
-    file shows.
-    """
+    """Return whether a call is made whenever its function runs in several processes."""
     child = node
     for parent in script.up(node):
         if parent is function:
             return not _may_leave_before(function, child)
         if isinstance(parent, _PERHAPS):
             return False
+        # `if world_size > 1` and `if is_initialized()` hold wherever there are other ranks to wait
+        # for.
         if isinstance(parent, ast.If) and child is not parent.test:
             holds = together(parent.test) if child in parent.body else alone(parent.test)
             if not holds:
@@ -301,6 +301,8 @@ def _always(script: Script, node: ast.AST, function: Function) -> bool:
 
 def _may_leave_before(function: Function, statement: ast.AST) -> bool:
     before = function.body[: function.body.index(statement)] if statement in function.body else []
+    # A return for a single process, such as `if world_size == 1: return`, takes no rank out of a
+    # run of several.
     return any(
         isinstance(node, ast.Return) and not (isinstance(top, ast.If) and alone(top.test))
         for top in before
@@ -309,9 +311,9 @@ def _may_leave_before(function: Function, statement: ast.AST) -> bool:
 
 
 def _forward_of_one(script: Script) -> Iterator[Finding]:
-    """Find calls of the DDP model by a single rank, which only work as long as DDP has no buffers
-    to broadcast.
-    """
+    """Find calls of the DDP model by a single rank."""
+    # DDP broadcasts buffers in forward, in eval mode too, but only if the model has some; the model
+    # is often in another file, so this is a hint.
     broadcasts = [keyword(call, "broadcast_buffers") for call in makes(script, "ddp")]
     if not names_of(script, "ddp") or any(constant(value) is False for value in broadcasts):
         return
@@ -322,6 +324,7 @@ def _forward_of_one(script: Script) -> Iterator[Finding]:
         block = rank_block(script, call)
         if block is None or not _is_for_one(block) or runs_alone(script, call):
             continue
+        # Forwards of both branches meet in the same broadcast.
         if _others_run_forward(script, block):
             continue
         yield script.finding(

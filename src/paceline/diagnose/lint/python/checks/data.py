@@ -1,6 +1,4 @@
-"""Check how data is distributed to ranks: samplers and set_epoch, unsharded loaders, downloads,
-workers.
-"""
+"""Check how data is distributed to ranks: samplers, set_epoch, unsharded loaders, downloads."""
 
 from __future__ import annotations
 
@@ -19,33 +17,21 @@ from paceline.diagnose.lint.python.script import (
     inside,
     keyword,
     receiver,
+    words_of,
 )
 from paceline.errors import Finding
 from paceline.machine import python_fork
 from paceline.text.rank_conditions import Sides, sides
 from paceline.text.syntax import constant, dotted, last
 
+# On many clusters these are on the node's own disk or in its memory. /scratch is shared on others,
+# so the finding stays a warning.
 _LOCAL_FOLDER = re.compile(
     r"^/tmp|^/scratch|^/local|^/dev/shm|^/var/tmp|TMPDIR|SLURM_TMPDIR|tempfile|mkdtemp|gettempdir"
 )
 # Functions that do not call set_epoch of a sampler, or of a loader's sampler, that is passed to
 # them.
-_NEUTRAL = frozenset(
-    [
-        "len",
-        "iter",
-        "next",
-        "enumerate",
-        "tqdm",
-        "print",
-        "zip",
-        "str",
-        "range",
-        "min",
-        "DataLoader",
-        "isinstance",
-    ]
-)
+_NEUTRAL = words_of("len iter next enumerate tqdm print zip str range min DataLoader isinstance")
 _OF_WORKERS = ("persistent_workers", "multiprocessing_context")
 _DOWNLOADS = re.compile(
     r"^(maybe_|_)?(download|fetch_data|urlretrieve|prepare_data$)|_download(er)?(_|$)|_download$"
@@ -53,8 +39,7 @@ _DOWNLOADS = re.compile(
 
 
 def set_epoch_missing(script: Script) -> Iterator[Finding]:
-    """Find shuffling DistributedSamplers without a call of set_epoch: every epoch has the same
-    order.
+    """Find shuffling DistributedSamplers without set_epoch: every epoch has the same order.
 
     Lightning, Accelerate and similar libraries call set_epoch themselves, so files that use them
     are skipped.
@@ -83,6 +68,8 @@ def set_epoch_missing(script: Script) -> Iterator[Finding]:
 
 
 def _shuffles(call: ast.Call) -> bool:
+    # DistributedSampler shuffles by default. A seed that the file computes may change in every
+    # epoch, which does what set_epoch does.
     shuffle = argument(call, "shuffle", 3)
     if has_unknown_arguments(call) or (shuffle is not None and constant(shuffle) is not True):
         return False
@@ -100,8 +87,12 @@ def _has_set_epoch(script: Script, call: ast.Call) -> bool:
     }
     for setter in [*script.calls_of("set_epoch"), *script.calls_of("set_sampler_epoch")]:
         word = receiver(setter).rpartition(".")[2]
+        # A call on a name of no known sampler may reach this one under another name, as in
+        # loader.sampler.set_epoch or a parameter; only a call that is certainly another sampler's
+        # does not count.
         if word in names or word not in others - names:
             return True
+    # getattr(sampler, "set_epoch") calls it without naming it in a call.
     return any(
         isinstance(name, ast.Constant) and name.value == "set_epoch" for name in script.nodes
     )
@@ -109,6 +100,7 @@ def _has_set_epoch(script: Script, call: ast.Call) -> bool:
 
 def _is_for_evaluation(script: Script, call: ast.Call) -> bool:
     """Return whether a sampler, or each loader that uses it, is named as one for evaluation."""
+    # The order of an evaluation changes no metric, so set_epoch is not missed there.
     for name in loaders.targets(script, call):
         if loaders.EVALUATING.search(name) and not loaders.TRAINING.search(name):
             return True
@@ -142,6 +134,7 @@ def _leaves_the_file(script: Script, sampler: ast.Call) -> bool:
 
     Within a loop over epochs, methods of unknown objects count too.
     """
+    # A method such as engine.train(loader) may call set_epoch of the loader's sampler.
     in_epochs = [node for loop in loaders.epoch_loops(script) for node in inside(loop)]
     calls = [node for node in in_epochs if _may_be_foreign(script, node)]
     calls += [call for call in script.calls if _is_foreign(script, call)]
@@ -167,6 +160,7 @@ def _may_be_foreign(script: Script, node: ast.AST) -> bool:
 
 def _is_foreign(script: Script, call: ast.Call) -> bool:
     full = script.full(call.func)
+    # torch's DataLoader, tqdm and itertools pass a sampler on and never call set_epoch.
     return bool(full) and not full.startswith(("torch.", "tqdm", "itertools"))
 
 
@@ -179,6 +173,7 @@ def sampler_missing(script: Script) -> Iterator[Finding]:
     """
     if not is_sharded_run(script) or script.roots & (DOES_IT_ALL | {"transformers"}):
         return
+    # Ranks that share no gradients, as in a search over settings, each need all samples.
     if not makes(script, "ddp", "fsdp") and "horovod" not in script.roots:
         return
     for call in loaders.data_loaders(script):
@@ -206,6 +201,7 @@ def _reads_all_samples(script: Script, call: ast.Call) -> bool:
         return False
     if loaders.is_for_training(script, call) is not True or loaders.may_shard_itself(script, call):
         return False
+    # A loader that only some ranks make is not one that all ranks divide between them.
     if rank_block(script, call) or not loaders.runs_in_parallel(script, call):
         return False
     return not loaders.passed_to_framework(script, call, loaders.targets(script, call))
@@ -223,13 +219,13 @@ def _has_sharded_twin(script: Script, call: ast.Call) -> bool:
 
 
 def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
-    """Find DataLoaders with both shuffle=True and a sampler, which torch refuses with a
-    ValueError.
-    """
+    """Find DataLoaders with shuffle=True and a sampler, which torch refuses."""
     for call in loaders.data_loaders(script):
         sampler = loaders.sampler_of(script, call)
         if sampler is None or constant(argument(call, "shuffle", 2)) is not True:
             continue
+        # torch raises only if the sampler is not None, and a name to which no call is assigned may
+        # hold None.
         is_sampler = None if _expects_an_error(script, call) else _is_sampler(script, sampler)
         if is_sampler is None:
             continue
@@ -251,15 +247,15 @@ def _is_sampler(script: Script, node: ast.expr) -> bool | None:
     calls = [value.value for value in values if isinstance(value.value, ast.Call)]
     if not calls:
         return None
+    # `sampler = None` in another branch, or an unpacked tuple: the sampler may be None beside
+    # shuffle=True.
     if len(calls) < len(values) or any(value.place >= 0 for value in values):
         return False
     return all(_creates_sampler(script, call) for call in calls)
 
 
 def _creates_sampler(script: Script, call: ast.Call) -> bool:
-    """Return whether a call certainly creates a sampler: one of torch's classes, or a class of the
-    file.
-    """
+    """Return whether a call creates a sampler of torch, or an object of the file's classes."""
     full = script.full(call.func)
     return full.startswith("torch.utils.data") or last(call) in script.classes
 
@@ -277,6 +273,7 @@ def _expects_an_error(script: Script, node: ast.AST) -> bool:
 
 
 def _is_guarded(script: Script, node: ast.AST) -> bool:
+    # A test case may be skipped, or expect the error in a way that the file does not show.
     function = script.function(node)
     return (
         function is not None and function.name.startswith("test") and script.owner(node) is not None
@@ -292,6 +289,7 @@ def download_on_global_rank_only(script: Script) -> Iterator[Finding]:
     """
     for call in script.calls:
         condition = _fetches_on_one(script, call)
+        # Ranks that a script starts itself mostly share a node, and so its folders.
         if not condition or runs_alone(script, call) or loaders.started(script):
             continue
         local = _is_local(script, call)
@@ -332,14 +330,14 @@ def _is_global_rank_0(side: str, condition: Sides | RankBlock) -> bool:
 
 
 def _all_at_once(script: Script) -> Iterator[Finding]:
-    """Find downloads in which only global rank 0 goes first: ranks of other nodes then write one
-    folder at once.
-    """
+    """Find downloads in which only global rank 0 goes first, and the others all at once."""
     for call in script.calls:
         if constant(keyword(call, "download")) is not True:
             continue
         block = next((parent for parent in script.up(call) if isinstance(parent, ast.With)), None)
         contexts = [item.context_expr for item in block.items] if block else []
+        # main_process_first of Accelerate and rank_zero_first of Fabric let global rank 0 go first
+        # and then release all others at once.
         if not any(map(_lets_one_first, contexts)) or not _is_local(script, call):
             continue
         yield script.finding(
@@ -379,6 +377,8 @@ def _texts(script: Script, call: ast.Call) -> Iterator[str]:
 
 def _prepare_data_once(script: Script) -> Iterator[Finding]:
     for name, values in script.values.items():
+        # Lightning reads the attribute from the module and from the DataModule; True is its
+        # default.
         if name.rpartition(".")[2] != "prepare_data_per_node":
             continue
         for value in values:

@@ -8,18 +8,12 @@ from collections.abc import Iterator
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.objects import DOES_IT_ALL, argument, makes
 from paceline.diagnose.lint.python.ranks import mentions_rank
-from paceline.diagnose.lint.python.script import Script, arguments_of, keyword
+from paceline.diagnose.lint.python.script import Script, arguments_of, keyword, words_of
 from paceline.errors import Finding
 from paceline.text.syntax import constant, dotted, last
 
-_SELECTS = frozenset(
-    {
-        "set_device",
-        "set_device_index",
-        "set_default_device",
-        "init_device_mesh",
-        "local_rank_to_device",
-    }
+_SELECTS = words_of(
+    "set_device set_device_index set_default_device init_device_mesh local_rank_to_device"
 )
 
 
@@ -30,9 +24,11 @@ def device_not_set(script: Script) -> Iterator[Finding]:
     Nothing is reported if anything in the file may select a GPU: set_device, device_ids, a device
     that depends on the rank, CUDA_VISIBLE_DEVICES.
     """
+    # Most of these libraries place a rank on its GPU themselves.
     if script.roots & (DOES_IT_ALL | {"deepspeed", "transformers", "horovod"}):
         return
     starts = [call for call in script.calls if _starts_nccl(script, call)]
+    # Without DDP, several models may share the first GPU on purpose.
     if not makes(script, "ddp") or not starts or _selects(script):
         return
     first = next((call for call in script.calls if _takes_first(script, call)), None)
@@ -54,11 +50,13 @@ def _starts_nccl(script: Script, call: ast.Call) -> bool:
     """Return whether a call creates a process group for NCCL and names no device for it."""
     if script.full(call.func) != "torch.distributed.init_process_group":
         return False
+    # init_process_group(device_id=...) binds the rank to its GPU.
     return _is_nccl(script, call) and keyword(call, "device_id") is None
 
 
 def _is_nccl(script: Script, call: ast.Call) -> bool:
     backend = argument(call, "backend", 0)
+    # Without a backend torch takes that of the machine's accelerator, NCCL for NVIDIA's GPUs.
     if backend is None:
         return True
     values = [constant(value) for value in script.candidates(backend, call)]
@@ -67,6 +65,7 @@ def _is_nccl(script: Script, call: ast.Call) -> bool:
 
 def _selects(script: Script) -> bool:
     """Return whether anything in the file may select a GPU for each rank."""
+    # A script that names the variable may give each rank one visible GPU, which is "cuda" to it.
     if any(isinstance(n, ast.Constant) and n.value == "CUDA_VISIBLE_DEVICES" for n in script.nodes):
         return True
     return any(_may_select(script, call) for call in script.calls)
@@ -76,6 +75,7 @@ def _may_select(script: Script, call: ast.Call) -> bool:
     name, device_ids = last(call), keyword(call, "device_ids")
     if name in _SELECTS or script.full(call.func) == "torch.cuda.device":
         return True
+    # device_ids=None leaves the placement to the module, so it selects nothing.
     if device_ids is not None and constant(device_ids) is not None:
         return True
     if name not in ("cuda", "to", "device", "DistributedDataParallel"):
@@ -84,10 +84,9 @@ def _may_select(script: Script, call: ast.Call) -> bool:
 
 
 def _may_be_own(script: Script, node: ast.expr) -> bool:
-    """Return whether a device may depend on the rank: anything but plain "cuda", "cpu", a dtype or
-    the model.
-    """
+    """Return whether an argument may be a device that depends on the rank."""
     if isinstance(node, ast.Constant):
+        # `.cuda(0)` is somebody's choice; a bool is that of non_blocking=True.
         return isinstance(node.value, int) and not isinstance(node.value, bool)
     if isinstance(node, ast.IfExp):
         return _may_be_own(script, node.body) or _may_be_own(script, node.orelse)
@@ -107,6 +106,7 @@ def _name_may_be_own(script: Script, node: ast.expr, name: str) -> bool:
     if "device" not in name.lower():
         return False
     values = script.assigned(name, node)
+    # A device that the file does not assign comes from elsewhere, where the rank may be known.
     return not values or any(_may_be_own(script, value.value) for value in values)
 
 
@@ -114,6 +114,7 @@ def _takes_first(script: Script, call: ast.Call) -> bool:
     """Return whether a call moves something to the current GPU: ``.cuda()`` or ``.to("cuda")``."""
     if not isinstance(call.func, ast.Attribute):
         return False
+    # A full name is a function of a module, such as torch.cuda, and no method of a tensor.
     if call.func.attr == "cuda" and not script.full(call.func):
         return not call.args and keyword(call, "device") is None
     if call.func.attr != "to" or not call.args:
@@ -123,6 +124,7 @@ def _takes_first(script: Script, call: ast.Call) -> bool:
 
 def _is_plain_cuda(script: Script, node: ast.expr) -> bool:
     if isinstance(node, ast.IfExp):
+        # "cuda" if torch.cuda.is_available() else "cpu": NCCL runs on the first.
         return _is_plain_cuda(script, node.body)
     is_device = isinstance(node, ast.Call) and script.full(node.func) == "torch.device"
     if isinstance(node, ast.Call) and is_device and len(node.args) == 1:
@@ -137,6 +139,7 @@ def local_rank_argument_unknown(script: Script) -> Iterator[Finding]:
     torch.distributed.launch of torch 2 passes --local-rank, which argparse does not accept as
     --local_rank.
     """
+    # DeepSpeed's launcher still passes --local_rank.
     if script.roots & (DOES_IT_ALL | {"deepspeed"}) or "torch" not in script.roots:
         return
     if "deepspeed" in " ".join(script.imports) or any(map(_reads_local_rank, script.nodes)):

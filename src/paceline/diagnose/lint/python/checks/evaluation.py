@@ -1,6 +1,4 @@
-"""Check metrics of a distributed evaluation: those of one rank only, and padded samples counted
-twice.
-"""
+"""Check metrics of a distributed evaluation: one rank's only, padded samples counted twice."""
 
 from __future__ import annotations
 
@@ -21,6 +19,7 @@ from paceline.diagnose.lint.python.script import Function, Script, inside, keywo
 from paceline.errors import Finding
 from paceline.text.syntax import constant, dotted, last
 
+# By name only: the function that reduces is often in another file.
 _REDUCES = re.compile(
     r"all_?reduce|all_?gather|^_?gather|gather_(object|for|all|across)|(^|_)reduce(_|$)"
     r"|reduce(d|_?(tensor|mean|sum|dict|loss))"
@@ -65,6 +64,7 @@ def evaluation_padded(script: Script) -> Iterator[Finding]:
     Nothing is reported with drop_last=True and if the repeated samples are removed afterwards.
     """
     for evaluation in evaluations(script):
+        # A figure that is not reduced has a finding of its own, which has to be mended first.
         if (
             not evaluation.padded
             or not reduces(script, evaluation.around)
@@ -91,11 +91,10 @@ def evaluation_padded(script: Script) -> Iterator[Finding]:
 
 
 def reduces(script: Script, nodes: list[ast.AST]) -> bool:
-    """Return whether any of the nodes calls a function that, by its name, combines the values of
-    the ranks.
-    """
+    """Return whether any of the nodes combines the values of the ranks, by its name."""
     if any(_reduces_by_name(script, node) for node in nodes):
         return True
+    # Metric objects of these libraries reduce in compute(), which may be called in another file.
     return bool(script.roots & {"torchmetrics", "ignite", "evaluate"})
 
 
@@ -107,6 +106,7 @@ def _reduces_by_name(script: Script, node: ast.AST) -> bool:
         return False
     if name == "synchronize" and not full.startswith("accelerate"):
         return False
+    # The mean of a tensor is that of one rank; the mean of paceline's session is that of all.
     if name == "mean" and isinstance(node.func, ast.Attribute):
         return "session" in kinds(script, node.func.value, node)
     return _REDUCES.search(name) is not None
@@ -119,6 +119,7 @@ def _reported(script: Script, evaluation: EvaluationLoop) -> ast.AST | None:
     for node in inside(function or script.tree):
         if not isinstance(node, ast.Call) or node.lineno <= loop.lineno:
             continue
+        # What is printed within the loop is progress, not the result.
         if _REPORTS.search(last(node)) and _shows_value(node) and loop not in script.up(node):
             return node
     return _returned(script, function, loop) if function is not None else None
@@ -142,24 +143,23 @@ def _shows_value(call: ast.Call) -> bool:
 
 
 def _trims(nodes: list[ast.AST]) -> bool:
-    """Return whether repeated samples are removed: a slice up to the length of the data, or a
-    sample count.
-    """
+    """Return whether any of the nodes removes repeated samples."""
     return any(_is_trim(node) for node in nodes)
 
 
 def _is_trim(node: ast.AST) -> bool:
     if isinstance(node, ast.Slice):
+        # `predictions[: len(dataset)]` cuts what was gathered to the real samples.
         return node.upper is not None and "dataset" in ast.dump(node.upper)
     return isinstance(node, ast.Name | ast.Attribute) and bool(_TRIMS.search(last(node)))
 
 
 def _gathered_with_padding(script: Script) -> Iterator[Finding]:
-    """Find calls of Accelerate's plain gather, which keeps the samples that even_batches
-    repeats.
-    """
+    """Find calls of Accelerate's plain gather in evaluation loops."""
     if "accelerate" not in script.roots:
         return
+    # By default (even_batches) Accelerate starts again at the first samples to fill the last
+    # batches; gather_for_metrics() drops these, gather() does not.
     prepared = _evaluation_loaders(script)
     for call in script.calls_of("gather"):
         if not isinstance(call.func, ast.Attribute):
@@ -184,6 +184,8 @@ def _gathered_with_padding(script: Script) -> Iterator[Finding]:
 def _evaluation_loop_around(script: Script, call: ast.Call) -> ast.For | None:
     """Return the innermost loop over a loader around a call, if it evaluates."""
     for parent in script.up(call):
+        # A gather in a loop that learns shows how the loss falls, where repeated samples change
+        # little.
         if isinstance(parent, ast.For) and loaders.iterated(parent):
             evaluates = not loaders.learns(script, parent) and is_evaluation(script, parent)
             return parent if evaluates else None
@@ -210,11 +212,10 @@ def _lightning_modules(script: Script) -> list[ast.ClassDef]:
 
 
 def _logged_without_sync(script: Script) -> Iterator[Finding]:
-    """Find self.log without sync_dist in evaluation steps on several devices, which reports rank
-    0's mean.
-    """
+    """Find self.log without sync_dist in evaluation steps on several devices."""
     if not any(map(several, makes(script, "trainer"))):
         return
+    # A metric object that is logged synchronises itself, and may be behind any name.
     if "torchmetrics" in " ".join(script.imports.values()):
         return
     parts = [part for module in _lightning_modules(script) for part in module.body]
@@ -237,8 +238,10 @@ def _logs_own_mean(script: Script, node: ast.AST) -> bool:
     """Return whether a node logs a plain value of one rank as the mean of an epoch."""
     if not isinstance(node, ast.Call) or dotted(node.func) not in ("self.log", "self.log_dict"):
         return False
+    # **options may hold sync_dist.
     if any(argument.arg in ("sync_dist", None) for argument in node.keywords):
         return False
+    # In validation_step and test_step Lightning logs the mean of the epoch by default.
     return constant(keyword(node, "on_epoch")) is not False and _is_plain_value(script, node)
 
 
@@ -262,6 +265,8 @@ def _trainer_pads(script: Script) -> Iterator[Finding]:
     trainers = makes(script, "trainer")
     if not trainers or not all(map(several, trainers)):
         return
+    # Lightning shards the loaders with a DistributedSampler, which repeats samples; only predict()
+    # gets a sampler that does not.
     samplers = [constant(keyword(trainer, "use_distributed_sampler")) for trainer in trainers]
     if any(sampler is False for sampler in samplers):
         return

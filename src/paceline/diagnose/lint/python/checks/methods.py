@@ -51,6 +51,8 @@ def _of_frameworks(script: Script) -> Iterator[Finding]:
         names = {name for call in constructors for name in _only_names(script, call)}
         for call in script.calls if names else ():
             owner, method = receiver(call), last(call)
+            # The constructor must be in this file: a trainer that comes from elsewhere may be of a
+            # subclass.
             if owner not in names or not _lacks(script, call, kind):
                 continue
             near = closest(method, methods)
@@ -67,10 +69,12 @@ def _of_frameworks(script: Script) -> Iterator[Finding]:
 def _lacks(script: Script, call: ast.Call, kind: str) -> bool:
     """Return whether the object of a method call is of a kind that certainly lacks the method."""
     method = last(call)
+    # A removed method of Trainer is left to `deprecated-name`, which says what replaces it.
     if method in _HAS[kind][1] or method in _REMOVED.get(kind, {}) or method.startswith("_"):
         return False
     if not isinstance(call.func, ast.Attribute) or kinds(script, call.func.value, call) != {kind}:
         return False
+    # Scripts hang functions on a trainer, which makes the method exist.
     if f"{receiver(call)}.{method}" in script.values:
         return False
     return not handles_missing(script, method, call)
@@ -91,9 +95,7 @@ def _only_names(script: Script, constructor: ast.Call) -> Iterator[str]:
 
 
 def _of_modules(script: Script) -> Iterator[Finding]:
-    """Find methods of Hugging Face's models called on a LightningModule or nn.Module that lacks
-    them.
-    """
+    """Find methods of Hugging Face's models called on a module that lacks them."""
     plain = {
         name: title
         for name, node in script.classes.items()
@@ -125,6 +127,7 @@ def _plain_module(script: Script, node: ast.ClassDef) -> str:
     """Return a title for a class whose only base is LightningModule or nn.Module, if it forwards no
     attributes.
     """
+    # A second base, such as PushToHubMixin of transformers, may have the method.
     if len(node.bases) != 1:
         return ""
     full = script.full(node.bases[0])
@@ -133,6 +136,7 @@ def _plain_module(script: Script, node: ast.ClassDef) -> str:
     if not is_lightning and full not in ("torch.nn.Module", "torch.nn.modules.Module"):
         return ""
     members = {part.name for part in ast.walk(node) if isinstance(part, Function)}
+    # Many wrappers forward what they lack to the model inside.
     if members & {"__getattr__", "__getattribute__"}:
         return ""
     return "a LightningModule" if name == "LightningModule" else "an nn.Module"
@@ -160,6 +164,7 @@ def _own_class(script: Script, call: ast.Call, plain: dict[str, str]) -> str:
         return ""
     if _has(node, last(call)):
         return ""
+    # `self` may be an object of a subclass that has the method.
     bases = [base for definition in script.classes.values() for base in definition.bases]
     has_subclass = any(last(base) == node.name for base in bases)
     return "" if has_subclass else plain[node.name]
@@ -176,6 +181,8 @@ def _wrapped(script: Script, call: ast.Call, values: list[Assigned]) -> str:
     """Return the title of a DDP wrapper, which does not forward methods of the model inside."""
     if not isinstance(call.func, ast.Attribute) or kinds(script, call.func.value, call) != {"ddp"}:
         return ""
+    # DDP is an nn.Module without a __getattr__ of its own, so `model.generate` of a wrapped model
+    # is missing; the name must hold the wrapper at this line.
     before = [v for v in values if getattr(v.at, "lineno", 0) < call.lineno]
     if not before or script.scope(before[-1].at) is not script.scope(call):
         return ""
@@ -215,9 +222,8 @@ def _defines(node: ast.AST, name: str) -> bool:
 
 
 def handles_missing(script: Script, method: str, call: ast.Call) -> bool:
-    """Return whether the script handles a missing method: ``hasattr(trainer, "tune")``, or a
-    try.
-    """
+    """Return whether the script handles a missing method, by its name or by a ``try``."""
+    # hasattr and getattr take the name as a text, often in another function.
     if any(isinstance(node, ast.Constant) and node.value == method for node in script.nodes):
         return True
     return any(_catches(parent) for parent in script.up(call))

@@ -10,12 +10,7 @@ from collections.abc import Iterator
 from paceline.diagnose.lint.python.checks import public_names
 from paceline.diagnose.lint.python.checks.methods import handles_missing
 from paceline.diagnose.lint.python.objects import LIGHTNING, kinds, makes
-from paceline.diagnose.lint.python.script import (
-    Function,
-    Script,
-    parameters,
-    receiver,
-)
+from paceline.diagnose.lint.python.script import Function, Script, parameters, receiver
 from paceline.errors import Finding
 from paceline.signatures.lightning_names import tables
 from paceline.text.syntax import dotted, last
@@ -27,6 +22,7 @@ def deprecated_name(script: Script) -> Iterator[Finding]:
     """Find names that are deprecated (a hint) or removed (a warning); files with relative imports
     are skipped.
     """
+    # A module with relative imports belongs to a package, often a library for several releases.
     if any(full.startswith(".") for full in script.imports.values()):
         return
     yield from _old_arguments(script)
@@ -69,6 +65,8 @@ def _old_hooks(script: Script) -> Iterator[Finding]:
         for part in node.body if _has_hooks(script, node) else ():
             if not isinstance(part, Function) or part.name not in removed:
                 continue
+            # A method that the class calls itself is its own, whatever Lightning called by that
+            # name.
             calls = script.calls_of(part.name)
             if not any(receiver(call) == "self" for call in calls):
                 today = removed[part.name].instead
@@ -95,6 +93,7 @@ def _gone(script: Script, node: ast.AST, what: str, today: str, release: str) ->
 
 
 def _old_functions(script: Script) -> Iterator[Finding]:
+    # A file that neither trains nor runs as a program may keep old names for old releases of torch.
     is_program = any(_is_main_guard(node) for node in script.tree.body)
     if not is_program and not script.calls_of("backward"):
         return
@@ -135,9 +134,7 @@ def _old_function(script: Script, node: ast.AST, full: str) -> Finding:
 
 
 def names_not_judged(script: Script) -> Iterator[Finding]:
-    """Report names that may come from ``import *``: they are unknown, so their uses are not
-    checked.
-    """
+    """Report names that may come from ``import *``: their uses are not checked."""
     star = next((node for node in script.nodes if _imports_all(node)), None)
     if not isinstance(star, ast.ImportFrom):
         return
@@ -162,12 +159,15 @@ def _imports_all(node: ast.AST) -> bool:
     """Return whether a node is ``from module import *`` of a module outside Python itself."""
     if not isinstance(node, ast.ImportFrom) or node.names[0].name != "*":
         return False
+    # `from math import *` brings nothing that a check looks for.
     return (node.module or "").partition(".")[0] not in sys.stdlib_module_names
 
 
 def _bound_names(script: Script) -> set[str]:
     """Return the names that the file binds anywhere, and Python's own."""
     bound = {*script.imports, *script.functions, *script.classes, *dir(builtins)}
+    # Scopes are ignored: a name that is bound anywhere is not reported, since the hint must not be
+    # wrong.
     for node in script.nodes:
         bound |= parameters(node)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

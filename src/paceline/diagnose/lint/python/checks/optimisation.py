@@ -34,8 +34,11 @@ def accumulation_syncs_every_step(script: Script) -> Iterator[Finding]:
     Nothing is reported if no_sync or an equivalent appears in the file, and under FSDP, where
     no_sync costs memory.
     """
+    # Whether the name guards just this loop is not followed; a script that knows it is believed.
     if _names(script) & _NO_SYNC or script.calls_of("accumulate"):
         return
+    # Under no_sync FSDP keeps whole gradients instead of shards; DeepSpeed accumulates by its own
+    # configuration.
     if makes(script, "fsdp", "engine"):
         return
     for loop, _ in _accumulating(script):
@@ -113,6 +116,7 @@ def _loops(script: Script) -> list[ast.For]:
 
 def _every_nth(test: ast.expr) -> bool:
     for node in ast.walk(test):
+        # `(batch + 1) % n == 0`; `% 1` holds for every batch.
         if (
             isinstance(node, ast.Compare)
             and isinstance(node.left, ast.BinOp)
@@ -123,6 +127,7 @@ def _every_nth(test: ast.expr) -> bool:
                 and constant(node.comparators[0]) is not ...
                 and _is_equal(node)
             )
+        # `batch % n == n - 1`
         if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.BinOp):
             mod = node.comparators[0]
             if (
@@ -143,6 +148,7 @@ def _is_step(script: Script, node: ast.AST, pattern: re.Pattern[str]) -> bool:
         return False
     if pattern.search(receiver(node).rpartition(".")[2]):
         return True
+    # A GradScaler steps the optimizer that it is given.
     return pattern is _OPTIMIZER and "scaler" in receiver(node).lower() and bool(node.args)
 
 
@@ -159,6 +165,7 @@ def scheduler_stepped_n_times(script: Script) -> Iterator[Finding]:
 
 
 def _per_micro_batch(script: Script) -> Iterator[Finding]:
+    # Within accumulate() Accelerate leaves out the steps of a prepared scheduler between updates.
     if not makes(script, "ddp", "fabric", "accelerator", "fsdp") or script.calls_of("accumulate"):
         return
     for loop, boundary in _accumulating(script):
@@ -202,6 +209,8 @@ def _kinds_of(script: Script, call: ast.Call) -> set[str]:
     return kinds(script, call.func.value, call) if isinstance(call.func, ast.Attribute) else set()
 
 
+# Schedulers whose numbers are mostly epochs. OneCycleLR and those of transformers count batches of
+# one process, which is what the repeated steps of Accelerate are for.
 _BY_EPOCH = frozenset(
     ["StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts"]
 )
@@ -245,6 +254,8 @@ def _counts_epochs(script: Script, step: ast.Call) -> bool:
 
 
 def _splits(script: Script) -> bool:
+    # With split_batches, Accelerate's scheduler steps once at each call; without
+    # step_scheduler_with_optimizer it passes each call on.
     return any(
         k.arg in (None, "split_batches", "dataloader_config", "step_scheduler_with_optimizer")
         for constructor in makes(script, "accelerator")
@@ -256,11 +267,15 @@ def learning_rate_not_scaled(script: Script) -> Iterator[Finding]:
     """Find an SGD learning rate that stays the same while the global batch grows with the number of
     ranks.
     """
+    # A product with the number of ranks anywhere may be the rate's, through names that are not
+    # followed.
     if not makes(script, "ddp") or any(_SIZE.search(w) for w in _factors(script)):
         return
     if not any(_has_fixed_batch(script, loader) for loader in loaders.data_loaders(script)):
         return
     for call in script.calls:
+        # The rule to scale the rate with the batch is one of SGD; Adam's step does not grow with
+        # the gradient.
         if script.full(call.func) != "torch.optim.SGD" or in_rank_block(script, call):
             continue
         if not isinstance(constant(argument(call, "lr", 1)), int | float):
@@ -292,6 +307,7 @@ def _has_fixed_batch(script: Script, loader: ast.Call) -> bool:
 def _factors(script: Script) -> Iterator[str]:
     """Yield the names in all products and quotients of the file."""
     for node in script.nodes:
+        # Quotients too: a batch that is divided by the ranks keeps the global batch as it is.
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div | ast.FloorDiv):
             yield from words(node)
         elif isinstance(node, ast.AugAssign) and isinstance(

@@ -53,6 +53,7 @@ def _runs_on_every_rank(script: Script, call: ast.Call) -> bool:
 
 def _is_of_the_rank(script: Script, node: ast.expr, at: ast.AST, depth: int) -> bool:
     """Return whether a path may differ between ranks, or is not a path."""
+    # A path that cannot be followed to its end is believed to differ.
     if depth > _DEPTH:
         return True
     if mentions_rank(node) or any(_NOT_A_FILE.search(word) for word in words(node)):
@@ -67,11 +68,11 @@ def _is_of_the_rank(script: Script, node: ast.expr, at: ast.AST, depth: int) -> 
 
 
 def _is_uncalled(script: Script, node: ast.AST) -> bool:
-    """Return whether the file never calls the function; another file may call it on one rank
-    only.
-    """
+    """Return whether the file never calls the function around a node."""
     function = script.function(node)
     while function is not None:
+        # Who calls these is clear without a call: the main guard of this file or another, and the
+        # class.
         if function.name in ("main", "__init__"):
             return False
         if not _is_mentioned(script, function.name):
@@ -93,9 +94,7 @@ def _is_tested(script: Script, node: ast.AST) -> bool:
 
 
 def _saves_training(script: Script, call: ast.Call) -> bool:
-    """Return whether a saved object comes from the training: a state_dict, a model, a
-    checkpoint.
-    """
+    """Return whether a saved object comes from the training, such as a state_dict."""
     saved = argument(call, "obj", 0)
     if saved is None:
         return False
@@ -115,6 +114,7 @@ def save_wrapped_model(script: Script) -> Iterator[Finding]:
     for call in script.calls_of("state_dict"):
         if not isinstance(call.func, ast.Attribute) or not (name := dotted(call.func.value)):
             continue
+        # Where another branch assigns the plain model, its keys may be right.
         if kinds(script, call.func.value, call) != {"ddp"} or not _is_saved(script, call):
             continue
         if _is_unwrapped_before(script, name, call) or _knows_the_module(script, name, call):
@@ -141,6 +141,7 @@ def _is_saved(script: Script, call: ast.Call) -> bool:
         if isinstance(parent, ast.Call):
             if last(parent) in _SAVES:
                 return True
+            # These two keep the keys; any other function may rename them.
             if last(parent) not in ("dict", "deepcopy"):
                 return False
         if isinstance(parent, ast.Assign):
@@ -154,9 +155,7 @@ def _is_saved(script: Script, call: ast.Call) -> bool:
 
 
 def _knows_the_module(script: Script, name: str, call: ast.Call) -> bool:
-    """Return whether the function also uses ``.module`` of this object, so it distinguishes wrapper
-    and model.
-    """
+    """Return whether the function around a call distinguishes wrapper and model."""
     return any(_distinguishes(node, name) for node in inside(script.scope(call)))
 
 
@@ -173,8 +172,10 @@ def _is_unwrapped_before(script: Script, name: str, call: ast.Call) -> bool:
     """Return whether the name is also assigned the model itself, by assignments that end in
     ``.module``.
     """
+    # torch's function that takes `module.` off the keys, at saving or loading.
     if script.calls_of("consume_prefix_in_state_dict_if_present"):
         return True
     values = [assigned.value for assigned in script.assigned(name, call)]
     attributes = [value.attr for value in values if isinstance(value, ast.Attribute)]
+    # torch.compile keeps the model that it wraps as _orig_mod.
     return any(attribute in ("module", "_orig_mod") for attribute in attributes)
