@@ -65,11 +65,14 @@ def _as_collective(script: Script, call: ast.Call) -> Collective | None:
     full, name = script.full(call.func), last(call)
     if full.startswith(("torch.distributed.", "deepspeed.comm.")) and name in _TORCH:
         kind = name.replace("monitored_", "")
+        # Ranks outside a group take no part in its collectives: a rank condition is right there.
         return None if _of_subgroup(call, name) else Collective(kind, f"{name}()")
     if full.startswith("horovod.") and name in _HOROVOD:
         return Collective(name.rstrip("_"), f"{name}()")
     if full.startswith("accelerate.utils.") and name in _ACCELERATE:
         return Collective(name, f"{name}()")
+    # The constructor of DDP compares the shapes of all ranks and broadcasts parameters; to(),
+    # cuda() and compile() of a wrapped model call no other rank.
     wraps = bool(full) and name not in ("to", "cuda", "compile")
     if wraps and kinds(script, call) & {"ddp", "fsdp", "engine"}:
         return Collective("wrap", f"{name}(...)")
@@ -85,6 +88,7 @@ def _method(script: Script, call: ast.Call, name: str) -> Collective | None:
         return Collective(name, f"{chain}()")
     for kind in kinds(script, call.func.value, call):
         if name in _METHODS.get(kind, ()):
+            # FSDP's state_dict() gathers parameters, unless the file chooses to keep shards.
             if kind == "fsdp" and _saves_shards(script):
                 return None
             return Collective(name, f"{chain}()", sure=_sure_of(script, call, kind))
@@ -95,9 +99,7 @@ _ALL_METHODS = frozenset().union(*_METHODS.values(), {"all_gather", "barrier"})
 
 
 def _forward(script: Script, call: ast.Call) -> Collective | None:
-    """Return the forward of an FSDP model, which gathers parameters; that of DDP may communicate
-    nothing.
-    """
+    """Return the forward of an FSDP model; that of DDP may communicate nothing."""
     if not makes(script, "fsdp") or not dotted(call.func) or script.full(call.func):
         return None
     if "fsdp" in kinds(script, call.func, call):
@@ -108,6 +110,7 @@ def _forward(script: Script, call: ast.Call) -> Collective | None:
 def _of_subgroup(call: ast.Call, name: str) -> bool:
     if name == "new_group" and constant(keyword(call, "use_local_synchronization")) is True:
         return True
+    # All ranks call new_group; its arguments name the group it makes, not one to talk in.
     groups = [k.value for k in call.keywords if k.arg in ("group", "process_group", "pg", None)]
     groups += [
         a
@@ -129,9 +132,7 @@ def _in_lightning_module(script: Script, node: ast.AST) -> bool:
 
 
 def _sure_of(script: Script, call: ast.Call, kind: str) -> bool:
-    """Return whether an object has several processes; a Trainer or Fabric for one device waits for
-    nobody.
-    """
+    """Return whether an object has several processes; one for one device waits for nobody."""
     if kind not in ("trainer", "fabric", "paceline-trainer"):
         return True
     constructors = makes(script, kind)
@@ -140,5 +141,6 @@ def _sure_of(script: Script, call: ast.Call, kind: str) -> bool:
 
 def several(constructor: ast.Call) -> bool:
     """Return whether a Trainer or Fabric certainly has several processes, by its arguments."""
+    # "auto" and numbers that come from outside may be one device.
     counts = [constant(keyword(constructor, name)) for name in ("devices", "num_nodes")]
     return any(isinstance(count, int) and count > 1 for count in counts)

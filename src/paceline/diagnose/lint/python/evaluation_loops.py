@@ -56,6 +56,8 @@ def _shares(script: Script) -> dict[str, tuple[bool, str]]:
         sampler = loaders.sharding_sampler(script, call)
         if sampler is None or constant(argument(sampler, "num_replicas", 1)) == 1:
             continue
+        # DistributedSampler repeats the first samples at the end of the shares. drop_last of the
+        # loader cuts them too, unless the share is a multiple of the batch.
         exact = any(constant(keyword(part, "drop_last")) is True for part in (sampler, call))
         for name in loaders.targets(script, call):
             shares[name] = (not exact, "DistributedSampler")
@@ -72,6 +74,8 @@ def _share_by_framework(script: Script, node: ast.expr, at: ast.AST) -> tuple[bo
     loader_kinds = kinds(script, node, at)
     if "fabric-loader" in loader_kinds and _fabric_shards(script, node):
         return (True, "Fabric's DistributedSampler")
+    # Accelerate repeats samples as well, but gather_for_metrics() removes them; the plain gather
+    # has a check of its own.
     if "prepared" in loader_kinds:
         return (False, "Accelerate")
     return (False, "the session") if "session-loader" in loader_kinds else None
@@ -91,6 +95,8 @@ def _share_by_factory(script: Script, node: ast.expr) -> tuple[bool, str] | None
 
 
 def _fabric_shards(script: Script, call: ast.expr) -> bool:
+    # On one device setup_dataloaders leaves the sampler as it is, and a Fabric whose number of
+    # devices is unknown may have one.
     constructors = makes(script, "fabric")
     own_sampler = keyword(call, "use_distributed_sampler") if isinstance(call, ast.Call) else None
     return (
@@ -110,9 +116,11 @@ def _share_of(
     place = _parameter_places(function)[name]
     passed_shares = []
     for call in script.calls_of(function.name):
+        # `self` has a place among the parameters, but none among the arguments.
         shift = 1 if isinstance(call.func, ast.Attribute) and script.owner(function) else 0
         value = argument(call, name, place - shift)
         passed_shares.append(shares.get(dotted(value)) if value is not None else None)
+    # If one caller passes a loader that every rank reads as a whole, the loop is not wrong as such.
     return passed_shares[0] if passed_shares and all(passed_shares) else None
 
 
@@ -161,15 +169,15 @@ def _enters(node: ast.AST, contexts: tuple[str, ...]) -> bool:
 
 
 def around_of(script: Script, loop: ast.For) -> list[ast.AST]:
-    """Return the nodes of the loop's function (or the module), of the functions it calls, and of
-    its callers.
-    """
+    """Return the nodes of the loop's function, of the functions it calls, and of its callers."""
     function = script.function(loop)
     if function is None:
         return list(inside(script.tree))
     nodes: list[ast.AST] = []
     visited: set[ast.AST] = set()
     todo: list[tuple[ast.AST, int]] = [(function, 0)]
+    # Callers start at depth 2: what they call may reduce the result, what that calls in turn is too
+    # far away.
     callers = [script.function(call) or script.tree for call in script.calls_of(function.name)]
     todo += [(caller, 2) for caller in callers]
     while todo:

@@ -34,6 +34,7 @@ from paceline.diagnose.lint.python.script import (
 from paceline.text.syntax import constant, dotted, last
 
 _DEPTH = 4
+# Strategies that run one process or start their own, whatever the job's launcher does.
 _OWN_LAUNCHERS = frozenset({"dp", "ddp_spawn", "ddp_fork", "ddp_notebook", "single_device", "xla"})
 _LOCAL_HOST = re.compile(r"localhost|127\.\d+\.\d+\.\d+")
 # A module of the user's own with such a name may set the variables of a rank.
@@ -55,6 +56,7 @@ _TRAINERS = frozenset(
 
 def expectations(script: Script) -> Program:
     """Return what a script expects of the job that starts it."""
+    # Lightning reads ranks from many clusters and starts the missing processes itself.
     lightning = bool(script.roots & LIGHTNING)
     return Program(
         script.name,
@@ -84,6 +86,7 @@ def certain(script: Script, node: ast.AST, depth: int = 0) -> bool:
             return False
         if isinstance(parent, _PERHAPS):
             return False
+        # A `try` may be there because its body fails in some places.
         if isinstance(parent, ast.Try) and (parent.handlers or child in parent.orelse):
             return False
         if isinstance(parent, Function):
@@ -97,13 +100,12 @@ def certain(script: Script, node: ast.AST, depth: int = 0) -> bool:
 
 
 def _holds(branch: ast.If, child: ast.AST) -> bool:
-    """Return whether every rank of a run takes a branch: the main guard, or a test for GPUs
-    only.
-    """
+    """Return whether every rank of a run takes a branch, such as the main guard."""
     if child is branch.test:
         return True
     if child not in branch.body:
         return False
+    # A job with GPUs is what is checked, so a test for CUDA alone holds in it.
     text = ast.dump(branch.test)
     return "'__main__'" in text or (
         "is_available" in text and "BoolOp" not in text and "Not()" not in text
@@ -133,6 +135,7 @@ def _runner(script: Script) -> Runner | None:
 
 def _of_lightning(script: Script, call: ast.Call) -> Runner | None:
     strategy, plugins = keyword(call, "strategy"), keyword(call, "plugins")
+    # A ClusterEnvironment of the script decides itself about ranks and addresses.
     if plugins is not None and constant(plugins) is not None:
         return None
     if strategy is not None and any("Environment" in last(node) for node in ast.walk(strategy)):
@@ -165,6 +168,7 @@ def _devices(script: Script, call: ast.Call, *, has_unknown: bool) -> Number | N
     if isinstance(value, str) and "," in value:
         return Number(CONSTANT, len([part for part in value.split(",") if part.strip()]))
     count = number(script, devices)
+    # gpus=0 of Lightning 1 means the CPU; Lightning 2 refuses devices=0.
     is_zero = count is not None and count.kind == CONSTANT and not count.value
     return None if is_zero else count
 
@@ -173,6 +177,8 @@ def _all_gpus(script: Script, call: ast.Call) -> Number | None:
     """Return all GPUs if a Trainer or Fabric certainly uses them, else None."""
     accelerator = keyword(call, "accelerator")
     on_gpus = constant(accelerator) in ("gpu", "cuda")
+    # Lightning 2 takes the GPUs by default; a file that imports pytorch_lightning may be for
+    # release 1, which took the CPU.
     by_default = accelerator is None and "lightning" in script.roots
     return Number(ALL_GPUS) if on_gpus or by_default else None
 
@@ -191,6 +197,7 @@ def _workers(script: Script) -> tuple[Number, Place] | None:
         workers = number(script, node)
         if node is not None and workers is not None:
             candidates.append((True, workers, _place(script, node)))
+    # While the workers of the training are busy, those of an evaluation mostly idle.
     candidates.sort(key=lambda candidate: (not candidate[0], -(candidate[1].value or 0)))
     return candidates[0][1:] if candidates else None
 
@@ -223,6 +230,8 @@ def _reads_rank(script: Script, node: ast.AST) -> bool:
 
 
 def _from_environment(call: ast.Call) -> bool:
+    # With a rank, a world size or a store of its own the script may need no variables; plain
+    # `env://`, the default, raises without them.
     rank_arguments = {"rank", "world_size", "store"} & {k.arg for k in call.keywords}
     if rank_arguments or len(call.args) > 1 or has_unknown_arguments(call):
         return False
@@ -231,13 +240,12 @@ def _from_environment(call: ast.Call) -> bool:
 
 
 def _may_set_ranks(script: Script) -> bool:
-    """Return whether the script, or a module that it imports, may set the variables of a rank
-    itself.
-    """
+    """Return whether the script, or a module of the user's, may set the variables of a rank."""
     if any(name in _RANK_VARIABLES for name, _ in _settings(script)):
         return True
     if any(script.full(call.func) in _WRITES_ENVIRONMENT for call in script.calls):
         return True
+    # Scripts for srun without a launcher translate SLURM_PROCID and its like themselves.
     if any(isinstance(node, ast.Constant) and "SLURM" in str(node.value) for node in script.nodes):
         return True
     modules = {full for full in script.imports.values() if not full.startswith(_LIBRARIES)}
@@ -249,6 +257,7 @@ def _may_set_ranks(script: Script) -> bool:
 def _adopts_ranks(script: Script) -> Place | None:
     if "deepspeed" in script.roots or _may_set_ranks(script):
         return None
+    # Accelerate and transformers train in one process if no launcher has set their rank.
     calls = makes(script, "accelerator") + [
         c for c in script.calls if script.full(c.func) in _TRAINERS
     ]
@@ -297,9 +306,7 @@ def _selects(script: Script) -> tuple[str, Place] | None:
 
 
 def _rank(script: Script, node: ast.expr, depth: int = 0) -> str:
-    """Return ``global`` or ``local`` for an expression that is exactly such a rank, else an empty
-    string.
-    """
+    """Return ``global`` or ``local`` for an expression that is exactly such a rank, or empty."""
     if depth > _DEPTH:
         return ""
     if (
@@ -320,12 +327,14 @@ def _rank(script: Script, node: ast.expr, depth: int = 0) -> str:
 def _downloads(script: Script) -> Place | None:
     """Return where every rank downloads a torchvision or torchaudio dataset at the same time."""
     fetching = [call for call in script.calls if constant(keyword(call, "download")) is True]
+    # Once one rank has fetched the data, download=True of the others finds it complete.
     if any(rank_block(script, call) for call in fetching):
         return None
     for call in fetching:
         is_dataset = script.full(call.func).startswith(
             ("torchvision.datasets", "torchaudio.datasets")
         )
+        # rank_zero_first() and main_process_first() of the libraries are contexts.
         in_context = any(isinstance(parent, ast.With) for parent in script.up(call))
         if is_dataset and not in_context and certain(script, call):
             return _place(script, call)

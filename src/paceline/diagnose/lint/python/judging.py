@@ -17,6 +17,7 @@ _PYTHON_2 = re.compile(
 )
 _NOTEBOOK = re.compile(r"^\s*[%!]\w")
 _TEMPLATE = re.compile(r"\{\{.*\}\}|\{%.*%\}")
+# Syntax of later Python than that which runs lint; the job's Python may read it.
 _NEWER = re.compile(
     r"^\s*(type\s+\w+|def\s+\w+\[|class\s+\w+\[|except\s*\*|(async\s+)?with\s*\()|\bf[\"']"
 )
@@ -91,6 +92,7 @@ def examine(source: str, name: str) -> tuple[list[Finding], Program | None]:
 
 
 def _findings(script: Script) -> list[Finding]:
+    # Several paths may lead to the same finding at one line, with different texts; one is enough.
     findings = {
         (finding.name, finding.where): finding for check in CHECKS for finding in check(script)
     }

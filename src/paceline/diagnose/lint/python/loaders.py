@@ -42,9 +42,7 @@ def samplers(script: Script) -> list[ast.Call]:
 
 
 def targets(script: Script, node: ast.AST) -> list[str]:
-    """Return the dotted names to which the value of an expression is assigned, also through a
-    conditional.
-    """
+    """Return the dotted names to which an expression is assigned, also through a conditional."""
     child = node
     for parent in script.up(node):
         if isinstance(parent, ast.Assign):
@@ -59,9 +57,7 @@ def targets(script: Script, node: ast.AST) -> list[str]:
 
 
 def sampler_of(script: Script, loader: ast.Call) -> ast.expr | None:
-    """Return the sampler or batch sampler argument of a DataLoader, also from ``**arguments``, or
-    None.
-    """
+    """Return the sampler or batch sampler of a DataLoader, also from ``**arguments``."""
     sampler = (
         argument(loader, "sampler", 3)
         or argument(loader, "batch_sampler", 4)
@@ -90,9 +86,7 @@ def _in_dict(script: Script, loader: ast.Call) -> ast.expr | None:
 
 
 def is_sharded(script: Script, loader: ast.Call) -> bool:
-    """Return whether a DataLoader certainly uses torch's DistributedSampler in a distributed
-    run.
-    """
+    """Return whether a DataLoader certainly uses torch's DistributedSampler."""
     return sharding_sampler(script, loader) is not None
 
 
@@ -103,9 +97,7 @@ def sharding_sampler(script: Script, loader: ast.Call) -> ast.Call | None:
 
 
 def sampler_call(script: Script, node: ast.expr, depth: int = 0) -> ast.Call | None:
-    """Return the DistributedSampler behind an expression, through names, conditionals and
-    BatchSampler.
-    """
+    """Return the DistributedSampler behind a name, a conditional or a BatchSampler."""
     if depth > _DEPTH:
         return None
     if isinstance(node, ast.IfExp):
@@ -128,9 +120,7 @@ def sampler_call(script: Script, node: ast.expr, depth: int = 0) -> ast.Call | N
 
 
 def may_shard_itself(script: Script, loader: ast.Call) -> bool:
-    """Return whether the dataset of a DataLoader may be sharded in a way that the file does not
-    show.
-    """
+    """Return whether the dataset may be sharded in a way that the file does not show."""
     dataset = argument(loader, "dataset", 0)
     if dataset is None or has_unknown_arguments(loader):
         return True
@@ -165,6 +155,7 @@ def _may_shard(
             _may_shard(script, part, at, depth + 1, map_style=map_style)
             for part in (node.body, node.orelse)
         )
+    # What is unknown counts as sharded, so that only certain cases are found.
     return not isinstance(node, ast.List | ast.ListComp | ast.Constant)
 
 
@@ -178,6 +169,7 @@ def _call_may_shard(
         parts = [part for function in script.functions[name] for part in function.body]
         return any(mentions_rank(part) or _uses_sharding(part) for part in parts)
     full = script.full(call.func)
+    # Datasets of these libraries read everything unless they are told otherwise in the call.
     is_plain = full.startswith(("torchvision.", "torch.", "datasets.", "sklearn."))
     if not is_plain and not (map_style and full):
         return True
@@ -201,9 +193,7 @@ def _uses_sharding(node: ast.AST) -> bool:
 
 
 def loops_over(script: Script, names: list[str]) -> Iterator[ast.For]:
-    """Yield the loops over loaders of these names, compared without the object that they belong
-    to.
-    """
+    """Yield the loops over loaders of these names, whatever object they belong to."""
     short_names = {name.rpartition(".")[2] for name in names}
     for node in script.nodes:
         loader = iterated(node) if isinstance(node, ast.For) else ""
@@ -212,9 +202,7 @@ def loops_over(script: Script, names: list[str]) -> Iterator[ast.For]:
 
 
 def iterated(loop: ast.For) -> str:
-    """Return the dotted name that a loop iterates over, through ``enumerate``, ``tqdm`` and similar
-    wrappers.
-    """
+    """Return the dotted name that a loop iterates over, through wrappers such as ``tqdm``."""
     node: ast.AST = loop.iter
     while (
         isinstance(node, ast.Call)
@@ -222,6 +210,7 @@ def iterated(loop: ast.For) -> str:
         and (last(node) in _WRAPS or last(node).startswith("log_every"))
     ):
         node = node.args[0]
+    # `loader.dataset` is the whole data set on every rank, and `loader.sampler` gives indices.
     if isinstance(node, ast.Attribute) and node.attr in ("dataset", "sampler"):
         return ""
     return dotted(node)
@@ -236,6 +225,7 @@ def is_for_training(script: Script, loader: ast.Call) -> bool | None:
     """Return whether a DataLoader is for training, by its name and its loops; None if unknown."""
     names = targets(script, loader)
     text = " ".join(names) or getattr(script.function(loader), "name", "")
+    # Both words, as in train_val_loader, mean data that is trained on.
     if EVALUATING.search(text) and not TRAINING.search(text):
         return False
     if TRAINING.search(text):
@@ -259,18 +249,18 @@ def _counts_epochs(loop: ast.For) -> bool:
 
 
 def _is_once(call: ast.Call) -> bool:
+    # In a single epoch no order repeats, and no worker starts again.
     return len(call.args) == 1 and constant(call.args[0]) == 1
 
 
 def is_used_each_epoch(script: Script, loader: ast.Call) -> bool:
-    """Return whether a loader is created before a loop over epochs and iterated over in every
-    epoch.
-    """
+    """Return whether a loader is created before a loop over epochs and used in each."""
     names = {name.rpartition(".")[2] for name in targets(script, loader)}
     if not names or passed_to_framework(script, loader, list(names)):
         return False
     for loop in epoch_loops(script):
         nodes = list(inside(loop))
+        # Persistent workers of a loader that is made in the loop would end with it.
         if loader in nodes or script.function(loop) is not script.function(loader):
             continue
         if any(_runs_over(script, node, names) for node in nodes):
@@ -288,9 +278,7 @@ def _runs_over(script: Script, node: ast.AST, names: set[str]) -> bool:
 
 
 def passed_to_framework(script: Script, node: ast.AST, names: list[str]) -> bool:
-    """Return whether a loader is passed to ``prepare``, ``setup_dataloaders``, ``fit`` or a similar
-    call.
-    """
+    """Return whether a loader is passed to ``prepare``, ``fit`` or a similar call."""
     short = {name.rpartition(".")[2] for name in names}
     for call in script.calls:
         if last(call) not in _ADOPT and not kinds(script, call) & _ADOPTED:
@@ -305,6 +293,7 @@ def _is_named(node: ast.AST, names: set[str]) -> bool:
     return isinstance(node, ast.Name | ast.Attribute) and last(node) in names
 
 
+# A call that gives one of these shards the loaders that are passed to it.
 _ADOPTED = frozenset({"prepared", "fabric-loader", "session-loader", "engine"})
 _ADOPT = words_of(
     """
@@ -331,9 +320,7 @@ def _is_of_the_starter(script: Script, node: ast.AST) -> bool:
 
 
 def started(script: Script) -> frozenset[str]:
-    """Return the functions that ``torch.multiprocessing`` or ``multiprocessing`` starts in
-    processes.
-    """
+    """Return the functions that the script starts in processes of their own."""
     workers: frozenset[str] = script.cached("started", lambda: frozenset(_find_started(script)))
     return workers
 
@@ -364,6 +351,7 @@ def _closure(script: Script, names: frozenset[str]) -> frozenset[str]:
         while todo:
             for function in script.functions.get(todo.pop(), []):
                 for node in inside(function, functions=True):
+                    # A mention is enough: functions are passed on as callbacks.
                     for name in _named(script, node):
                         if name not in reachable:
                             reachable.add(name)

@@ -71,14 +71,14 @@ def _of_call(script: Script, call: ast.Call, depth: int) -> Number | None:
 
 
 def _of_argument(script: Script, node: ast.Attribute) -> Number | None:
-    """Return the source of ``args.devices`` if ``args`` comes from argparse and one option sets the
-    attribute.
-    """
+    """Return the source of ``args.devices`` if exactly one option of argparse sets it."""
     if script.roots & _FROM_FILES or dotted(node.value) not in _parsed(script):
         return None
+    # Both change the value without an option that the command line shows.
     if script.calls_of("set_defaults") or script.calls_of("setattr"):
         return None
     options = _options(script).get(node.attr, [])
+    # Two parsers may define the option with different defaults.
     if len(options) != 1:
         return None
     forms = tuple(form for form in map(constant, options[0].args) if isinstance(form, str))

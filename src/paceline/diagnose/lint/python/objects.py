@@ -51,6 +51,7 @@ def made_by(script: Script, call: ast.Call) -> str:
         return "engine"
     root, name = full.partition(".")[0], full.rpartition(".")[2]
     roots, kind = _MAKERS.get(name, (frozenset(), ""))
+    # A Trainer of the user's own or of transformers has other methods.
     if root not in roots:
         return ""
     return "paceline-trainer" if kind == "trainer" and root == "paceline" else kind
@@ -76,6 +77,7 @@ def _kinds(script: Script, node: ast.AST, at: ast.AST | None, depth: int) -> set
         return set()
     result: set[str] = set()
     for value in _until(script, script.assigned(name, place), place):
+        # `model = prepare(model)`: the assignment that is being resolved would lead back to itself.
         if value.value is not node and (value.at is not at or depth == 0):
             result |= _part(kinds(script, value.value, value.at, depth + 1), value)
     return (
@@ -104,6 +106,7 @@ def _until(script: Script, values: list[Assigned], at: ast.AST) -> list[Assigned
         for v in values
         if getattr(v.at, "lineno", 0) <= line or script.scope(v.at) is not script.scope(at)
     ]
+    # In a loop, an assignment further down comes first from the second iteration on.
     return before or values
 
 
@@ -125,6 +128,7 @@ def _of_call(script: Script, call: ast.Call, at: ast.AST, depth: int) -> set[str
 
 
 def _part(value_kinds: set[str], value: Assigned) -> set[str]:
+    # deepspeed.initialize returns the engine first, then its optimizer, loader and scheduler.
     if "engine" in value_kinds and value.place > 0:
         return {"deepspeed-other"}
     return value_kinds
@@ -150,9 +154,7 @@ def _by_annotation(script: Script, node: ast.AST, at: ast.AST) -> set[str]:
 
 
 def _by_same_name(script: Script, node: ast.AST, at: ast.AST, depth: int) -> set[str]:
-    """Return the kind of the file's only ``fabric`` for ``self.fabric`` and a parameter
-    ``fabric``.
-    """
+    """Return the kind of the file's only ``fabric`` for an attribute or parameter so called."""
     word = last(node)
     if depth or word not in ("fabric", "accelerator", "session"):
         return set()
@@ -178,9 +180,7 @@ def makes(script: Script, *wanted_kinds: str) -> list[ast.Call]:
 
 
 def is_sharded_run(script: Script) -> bool:
-    """Return whether the file itself sets up distributed training with torch, DeepSpeed or
-    Horovod.
-    """
+    """Return whether the file itself sets up distributed training."""
     if makes(script, "ddp", "fsdp", "engine"):
         return True
     return any(script.full(call.func) in _STARTS for call in script.calls)

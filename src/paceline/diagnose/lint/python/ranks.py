@@ -44,6 +44,7 @@ def _enclosing(script: Script, parent: ast.AST, child: ast.AST) -> tuple[RankBlo
     block = block or _after_return(script, parent, child)
     if block:
         return (block,)
+    # Where a function is defined does not say who calls it.
     if isinstance(parent, Function):
         return (_decorated(parent),)
     return (None,) if isinstance(parent, ast.Lambda) else None
@@ -68,9 +69,7 @@ def _sides_of(script: Script, branch: ast.If) -> Sides | None:
 
 
 def _after_return(script: Script, parent: ast.AST, child: ast.AST) -> RankBlock | None:
-    """Return the block that begins after ``if rank == 0: return``, in which the other ranks
-    continue.
-    """
+    """Return the block of the other ranks that begins after ``if rank == 0: return``."""
     for block in ("body", "orelse", "finalbody"):
         statements = getattr(parent, block, None)
         if not isinstance(statements, list) or not any(
@@ -80,6 +79,7 @@ def _after_return(script: Script, parent: ast.AST, child: ast.AST) -> RankBlock 
         for statement in statements:
             if statement is child:
                 break
+            # With an `else` the other ranks have had their branch, and it may leave as well.
             if not isinstance(statement, ast.If) or statement.orelse or not leaves(statement.body):
                 continue
             condition = _sides_of(script, statement)
@@ -109,9 +109,8 @@ def _text(test: ast.expr) -> str:
 
 
 def called_by_some_only(script: Script, function: Function, depth: int = 0) -> bool:
-    """Return whether only some ranks reach each call of a function in the file; False without
-    calls.
-    """
+    """Return whether only some ranks reach each call of a function; False without calls."""
+    # A recursive call is made by the ranks that are inside already.
     calls = [
         call for call in script.calls_of(function.name) if script.function(call) is not function
     ]

@@ -69,9 +69,7 @@ class Script:
         return cls(name, source.splitlines(), tree, nodes, parents, scopes)
 
     def cached(self, key: object, compute: Callable[[], T]) -> T:
-        """Return the cached result of a function; a recursive request for the same key returns
-        None.
-        """
+        """Return the cached result of a function; a recursive request for a key returns None."""
         if key not in self.cache:
             self.cache[key] = None
             self.cache[key] = compute()
@@ -90,9 +88,7 @@ class Script:
         # takes a parent and the child on the path; returns None to continue
         look: Callable[[Script, ast.AST, ast.AST], tuple[T] | None],
     ) -> T | None:
-        """Return the result of the nearest parent for which ``look`` has one, computed once per
-        parent.
-        """
+        """Return the result of the nearest parent for which ``look`` has one."""
         path: list[ast.AST] = []
         answer: T | None = None
         while True:
@@ -140,6 +136,7 @@ class Script:
         """The full name of each imported name; ``dist = torch.distributed`` counts as an import."""
         imports: dict[str, str] = {}
         for node in self.nodes:
+            # In `try: import a as x` with a fallback, the fallback is the exception.
             for name, full in _imported(node):
                 imports.setdefault(name, full)
         for name, values in self.values.items():
@@ -159,9 +156,7 @@ class Script:
 
     @cached_property
     def values(self) -> dict[str, list[Assigned]]:
-        """Every assignment by its dotted target (``model``, ``self.model``, ``args.rank``), over
-        the whole file.
-        """
+        """Every assignment of the file by its dotted target (``model``, ``self.model``)."""
         values: dict[str, list[Assigned]] = defaultdict(list)
         for node in self.nodes:
             for target, value in _bindings(node):
@@ -224,9 +219,7 @@ class Script:
             scope = self.scopes[scope]
 
     def candidates(self, node: ast.expr, at: ast.AST) -> list[ast.expr]:
-        """Return an expression, and the values that are assigned to its name as seen from a
-        node.
-        """
+        """Return an expression, and the values of its name as seen from a node."""
         return [node, *(assigned.value for assigned in self.assigned(dotted(node), at))]
 
     @cached_property
@@ -267,6 +260,7 @@ def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
     """Yield the names that an import statement binds, with their full names."""
     if isinstance(node, ast.Import):
         for alias in node.names:
+            # `import torch.distributed` binds `torch` only.
             full = alias.name if alias.asname else alias.name.partition(".")[0]
             yield alias.asname or full, full
     elif isinstance(node, ast.ImportFrom):
@@ -349,6 +343,7 @@ def inside(node: ast.AST, *, functions: bool = False) -> Iterator[ast.AST]:
     while stack:
         current = stack.pop()
         yield current
+        # A function that is defined here is not called here.
         if current is not node and not functions and isinstance(current, _SCOPES):
             continue
         stack.extend(reversed(list(ast.iter_child_nodes(current))))

@@ -198,8 +198,7 @@ def _expected_to_fail(script: Script, node: ast.AST) -> bool:
 def _finding(
     script: Script, call: ast.Call, collective: Collective, block: RankBlock, through: str = ""
 ) -> Finding:
-    # `tp_rank == 0` holds on one rank of each tensor-parallel group, and these may be all that have
-    # to come.
+    # `tp_rank == 0` holds once in each group, and these ranks may be all that have to come.
     certain = collective.sure and block.sure and block.scope != "group"
     if certain and _may_be_answered_elsewhere(script, block):
         certain = False
@@ -289,8 +288,7 @@ def _always(script: Script, node: ast.AST, function: Function) -> bool:
             return not _may_leave_before(function, child)
         if isinstance(parent, _PERHAPS):
             return False
-        # `if world_size > 1` and `if is_initialized()` hold wherever there are other ranks to wait
-        # for.
+        # `if world_size > 1` holds wherever there are other ranks to wait for.
         if isinstance(parent, ast.If) and child is not parent.test:
             holds = together(parent.test) if child in parent.body else alone(parent.test)
             if not holds:
@@ -301,8 +299,7 @@ def _always(script: Script, node: ast.AST, function: Function) -> bool:
 
 def _may_leave_before(function: Function, statement: ast.AST) -> bool:
     before = function.body[: function.body.index(statement)] if statement in function.body else []
-    # A return for a single process, such as `if world_size == 1: return`, takes no rank out of a
-    # run of several.
+    # `if world_size == 1: return` takes no rank out of a run of several.
     return any(
         isinstance(node, ast.Return) and not (isinstance(top, ast.If) and alone(top.test))
         for top in before

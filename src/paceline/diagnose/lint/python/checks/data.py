@@ -87,9 +87,8 @@ def _has_set_epoch(script: Script, call: ast.Call) -> bool:
     }
     for setter in [*script.calls_of("set_epoch"), *script.calls_of("set_sampler_epoch")]:
         word = receiver(setter).rpartition(".")[2]
-        # A call on a name of no known sampler may reach this one under another name, as in
-        # loader.sampler.set_epoch or a parameter; only a call that is certainly another sampler's
-        # does not count.
+        # loader.sampler.set_epoch, or that of a parameter, may reach this sampler; a call on the
+        # name of another sampler does not.
         if word in names or word not in others - names:
             return True
     # getattr(sampler, "set_epoch") calls it without naming it in a call.
@@ -247,8 +246,7 @@ def _is_sampler(script: Script, node: ast.expr) -> bool | None:
     calls = [value.value for value in values if isinstance(value.value, ast.Call)]
     if not calls:
         return None
-    # `sampler = None` in another branch, or an unpacked tuple: the sampler may be None beside
-    # shuffle=True.
+    # `sampler = None` in another branch, or an unpacked tuple: it may be None beside shuffle.
     if len(calls) < len(values) or any(value.place >= 0 for value in values):
         return False
     return all(_creates_sampler(script, call) for call in calls)
@@ -377,8 +375,7 @@ def _texts(script: Script, call: ast.Call) -> Iterator[str]:
 
 def _prepare_data_once(script: Script) -> Iterator[Finding]:
     for name, values in script.values.items():
-        # Lightning reads the attribute from the module and from the DataModule; True is its
-        # default.
+        # Lightning reads it from the module and from the DataModule; both have True by default.
         if name.rpartition(".")[2] != "prepare_data_per_node":
             continue
         for value in values:
@@ -401,7 +398,8 @@ def workers_not_persistent(script: Script) -> Iterator[Finding]:
     several epochs, and its dataset is map-style; workers of a stream may keep their position.
     """
     for call in loaders.data_loaders(script):
-        workers = _num_workers(script, call)
+        count = constant(argument(call, "num_workers", 5))
+        workers = count if isinstance(count, int) else 0  # 0 also if the file does not show it
         decided = has_unknown_arguments(call) or any(
             keyword(call, name) is not None for name in _OF_WORKERS
         )
@@ -421,12 +419,6 @@ def workers_not_persistent(script: Script) -> Iterator[Finding]:
             fix=f"DataLoader(..., num_workers={workers}, persistent_workers=True)",
             severity="hint",
         )
-
-
-def _num_workers(script: Script, call: ast.Call) -> int:
-    """Return the number of workers of a DataLoader, 0 if the file does not show it."""
-    value = constant(argument(call, "num_workers", 5))
-    return value if isinstance(value, int) else 0
 
 
 def _is_map_style(script: Script, call: ast.Call) -> bool:

@@ -50,7 +50,7 @@ def _starts_nccl(script: Script, call: ast.Call) -> bool:
     """Return whether a call creates a process group for NCCL and names no device for it."""
     if script.full(call.func) != "torch.distributed.init_process_group":
         return False
-    # init_process_group(device_id=...) binds the rank to its GPU.
+    # init_process_group(device_id=...) binds the rank's process group to one GPU.
     return _is_nccl(script, call) and keyword(call, "device_id") is None
 
 

@@ -19,7 +19,6 @@ from paceline.diagnose.lint.python.script import Function, Script, inside, keywo
 from paceline.errors import Finding
 from paceline.text.syntax import constant, dotted, last
 
-# By name only: the function that reduces is often in another file.
 _REDUCES = re.compile(
     r"all_?reduce|all_?gather|^_?gather|gather_(object|for|all|across)|(^|_)reduce(_|$)"
     r"|reduce(d|_?(tensor|mean|sum|dict|loss))"
@@ -64,12 +63,10 @@ def evaluation_padded(script: Script) -> Iterator[Finding]:
     Nothing is reported with drop_last=True and if the repeated samples are removed afterwards.
     """
     for evaluation in evaluations(script):
+        if not evaluation.padded or _trims(evaluation.around):
+            continue
         # A figure that is not reduced has a finding of its own, which has to be mended first.
-        if (
-            not evaluation.padded
-            or not reduces(script, evaluation.around)
-            or _trims(evaluation.around)
-        ):
+        if not reduces(script, evaluation.around):
             continue
         yield script.finding(
             "evaluation-padded",
@@ -184,8 +181,7 @@ def _gathered_with_padding(script: Script) -> Iterator[Finding]:
 def _evaluation_loop_around(script: Script, call: ast.Call) -> ast.For | None:
     """Return the innermost loop over a loader around a call, if it evaluates."""
     for parent in script.up(call):
-        # A gather in a loop that learns shows how the loss falls, where repeated samples change
-        # little.
+        # A gather in a loop that learns is about the loss, where repeated samples change little.
         if isinstance(parent, ast.For) and loaders.iterated(parent):
             evaluates = not loaders.learns(script, parent) and is_evaluation(script, parent)
             return parent if evaluates else None

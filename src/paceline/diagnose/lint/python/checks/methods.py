@@ -51,8 +51,7 @@ def _of_frameworks(script: Script) -> Iterator[Finding]:
         names = {name for call in constructors for name in _only_names(script, call)}
         for call in script.calls if names else ():
             owner, method = receiver(call), last(call)
-            # The constructor must be in this file: a trainer that comes from elsewhere may be of a
-            # subclass.
+            # A trainer that comes from elsewhere may be of a subclass.
             if owner not in names or not _lacks(script, call, kind):
                 continue
             near = closest(method, methods)
@@ -124,9 +123,7 @@ def _of_modules(script: Script) -> Iterator[Finding]:
 
 
 def _plain_module(script: Script, node: ast.ClassDef) -> str:
-    """Return a title for a class whose only base is LightningModule or nn.Module, if it forwards no
-    attributes.
-    """
+    """Return a title for a class whose only base is LightningModule or nn.Module, or empty."""
     # A second base, such as PushToHubMixin of transformers, may have the method.
     if len(node.bases) != 1:
         return ""
@@ -192,9 +189,7 @@ def _wrapped(script: Script, call: ast.Call, values: list[Assigned]) -> str:
 
 
 def _always_before(script: Script, statement: ast.AST, call: ast.Call) -> bool:
-    """Return whether a call always follows a statement: every block around the statement is around
-    the call.
-    """
+    """Return whether every block around a statement is around the call that follows, too."""
     around = set(script.up(call))
     return all(
         parent in around

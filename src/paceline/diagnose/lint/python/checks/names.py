@@ -65,8 +65,7 @@ def _old_hooks(script: Script) -> Iterator[Finding]:
         for part in node.body if _has_hooks(script, node) else ():
             if not isinstance(part, Function) or part.name not in removed:
                 continue
-            # A method that the class calls itself is its own, whatever Lightning called by that
-            # name.
+            # A method that the class calls itself is its own, whatever Lightning once called so.
             calls = script.calls_of(part.name)
             if not any(receiver(call) == "self" for call in calls):
                 today = removed[part.name].instead
@@ -99,7 +98,9 @@ def _old_functions(script: Script) -> Iterator[Finding]:
         return
     called = {script.full(call.func) for call in script.calls}
     reported: set[str] = set()
-    for node in [*script.calls, *_decorators(script)]:
+    functions = [function for named in script.functions.values() for function in named]
+    decorators = [decorator for function in functions for decorator in function.decorator_list]
+    for node in [*script.calls, *decorators]:
         full = script.full(node.func if isinstance(node, ast.Call) else node)
         if full in reported or full not in _OLD_FUNCTIONS:
             continue
@@ -107,12 +108,6 @@ def _old_functions(script: Script) -> Iterator[Finding]:
             continue  # the script uses both, depending on the version of torch
         reported.add(full)
         yield _old_function(script, node, full)
-
-
-def _decorators(script: Script) -> Iterator[ast.expr]:
-    for functions in script.functions.values():
-        for function in functions:
-            yield from function.decorator_list
 
 
 def _old_function(script: Script, node: ast.AST, full: str) -> Finding:
@@ -166,8 +161,7 @@ def _imports_all(node: ast.AST) -> bool:
 def _bound_names(script: Script) -> set[str]:
     """Return the names that the file binds anywhere, and Python's own."""
     bound = {*script.imports, *script.functions, *script.classes, *dir(builtins)}
-    # Scopes are ignored: a name that is bound anywhere is not reported, since the hint must not be
-    # wrong.
+    # Scopes are ignored: a name that is bound anywhere may be the one that is called.
     for node in script.nodes:
         bound |= parameters(node)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -37,8 +37,7 @@ def accumulation_syncs_every_step(script: Script) -> Iterator[Finding]:
     # Whether the name guards just this loop is not followed; a script that knows it is believed.
     if _names(script) & _NO_SYNC or script.calls_of("accumulate"):
         return
-    # Under no_sync FSDP keeps whole gradients instead of shards; DeepSpeed accumulates by its own
-    # configuration.
+    # Under no_sync FSDP keeps whole gradients; DeepSpeed accumulates by its configuration.
     if makes(script, "fsdp", "engine"):
         return
     for loop, _ in _accumulating(script):
@@ -264,18 +263,14 @@ def _splits(script: Script) -> bool:
 
 
 def learning_rate_not_scaled(script: Script) -> Iterator[Finding]:
-    """Find an SGD learning rate that stays the same while the global batch grows with the number of
-    ranks.
-    """
-    # A product with the number of ranks anywhere may be the rate's, through names that are not
-    # followed.
+    """Find an SGD learning rate that stays while the global batch grows with the ranks."""
+    # A product with the number of ranks, wherever it is, may be the learning rate's.
     if not makes(script, "ddp") or any(_SIZE.search(w) for w in _factors(script)):
         return
     if not any(_has_fixed_batch(script, loader) for loader in loaders.data_loaders(script)):
         return
     for call in script.calls:
-        # The rule to scale the rate with the batch is one of SGD; Adam's step does not grow with
-        # the gradient.
+        # The rule of scaling is one of SGD: Adam's step does not grow with the gradient.
         if script.full(call.func) != "torch.optim.SGD" or in_rank_block(script, call):
             continue
         if not isinstance(constant(argument(call, "lr", 1)), int | float):

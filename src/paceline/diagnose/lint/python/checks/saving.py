@@ -71,8 +71,7 @@ def _is_uncalled(script: Script, node: ast.AST) -> bool:
     """Return whether the file never calls the function around a node."""
     function = script.function(node)
     while function is not None:
-        # Who calls these is clear without a call: the main guard of this file or another, and the
-        # class.
+        # The main guard, of this file or another, and the class call these.
         if function.name in ("main", "__init__"):
             return False
         if not _is_mentioned(script, function.name):
