@@ -59,8 +59,8 @@ def _choose(options: Options, source: str, environ: Mapping[str, str]) -> Accele
         return AccelerateChoice()
     try:
         (default,) = ask.settle({}, file=str(path))
-    except PacelineError:
-        return AccelerateChoice()  # the user has not asked for this file
+    except PacelineError as error:
+        return choice.unusable(error.finding, abbreviate_home(path))
     return choice.by_default(
         default,
         abbreviate_home(path),

@@ -215,6 +215,7 @@ def default_configuration(monkeypatch, tmp_path):
     path = ask.default_path({"HF_HOME": str(tmp_path)})
     path.parent.mkdir()
     path.write_text('{"distributed_type": "NO", "mixed_precision": "bf16"}')
+    return path
 
 
 @pytest.mark.usefixtures("asked_here", "default_configuration")
@@ -234,6 +235,26 @@ def test_when_the_default_configuration_counts(named, source, environ, expected)
     assert os.environ.get("ACCELERATE_MIXED_PRECISION") == expected
     assert bool(chosen.summary) == (expected == "bf16")
     assert not chosen.warnings
+
+
+@pytest.mark.usefixtures("asked_here")
+@pytest.mark.parametrize(
+    ("content", "num_warnings"),
+    [
+        ("{", 1),
+        ('{"mixed_precision": "bf15", "distributed_type": "NO"}', 1),
+        ('{"compute_environment": "AMAZON"}', 0),
+    ],
+)
+def test_a_default_configuration_that_accelerate_refuses_is_mentioned(
+    default_configuration, content, num_warnings
+):
+    default_configuration.write_text(content)
+    chosen = configure(parse("train.py", (), typed={}, inherited={}), "import accelerate")
+    assert not chosen.environment
+    assert [warning.name for warning in chosen.warnings] == [
+        "launcher-config-ignored"
+    ] * num_warnings
 
 
 # ----------------------------------------------------------------------------------------- files, processes

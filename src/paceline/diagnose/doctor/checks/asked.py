@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.facts_gpu import Gpu
+from paceline.diagnose.variables.setting import leading_number
 from paceline.machine.gpus import visible_entries
 from paceline.text.wording import few
 
@@ -47,8 +48,7 @@ def place(name: str, facts: Facts) -> str:
 
 def is_on(value: str | None) -> bool:
     """Return whether NCCL reads a value as "on": any number except zero."""
-    match = re.match(r"\s*[+-]?\d+", value or "")  # strtoll: a word such as true is 0
-    return match is not None and int(match[0]) != 0
+    return leading_number(value or "") != 0  # a word such as true is 0
 
 
 def p2p_level(settings: Mapping[str, str]) -> str:

@@ -28,7 +28,7 @@ def answer(
     place = (config or {}).get("compute_environment", "LOCAL_MACHINE")
     if place != "LOCAL_MACHINE":
         refusal = f"is for {place}, where paceline run does not start anything"
-        return {"refusal": refusal, "fix": "accelerate launch ..."}
+        return {"refusal": refusal, "for_another_launcher": True}
     launch = importlib.import_module("accelerate.commands.launch")
     prepare = importlib.import_module("accelerate.utils.launch")
     try:
@@ -46,6 +46,8 @@ def answer(
             fields += ["mixed_precision"] if has_precision else []
             args.deepspeed_fields_from_accelerate_config = ",".join(map(str, fields))
             environment = _environment(args, prepare)
+    except AttributeError:
+        raise  # another version of accelerate, whose private names have moved
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         return {"refusal": f"is refused by accelerate: {kind}{error}"}

@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.errors import Finding
-from paceline.launch.plan.accelerate.settings import DEEPSPEED, HEAD, AccelerateSettings
+from paceline.launch.plan.accelerate.settings import (
+    ANOTHER_LAUNCHER,
+    DEEPSPEED,
+    HEAD,
+    AccelerateSettings,
+)
 from paceline.launch.plan.options import RENDEZVOUS_OPTIONS
 from paceline.text.syntax import tree_of
 
@@ -72,6 +77,23 @@ def by_default(
     environment = {name: told[name] for name in told if name not in _OF_THE_MACHINE}
     summary = f"accelerate: {', '.join(settings.asks)} ({path}; not with --accelerate-config none)"
     return AccelerateChoice(environment, summary)
+
+
+def unusable(refusal: Finding, path: str) -> AccelerateChoice:
+    """Return the choice where accelerate's default configuration cannot be used: a warning."""
+    if refusal.fix == ANOTHER_LAUNCHER:
+        return AccelerateChoice()  # for another kind of machine
+    warning = Finding(
+        "launcher-config-ignored",
+        "the script imports accelerate, whose default configuration cannot be used; the ranks do"
+        " not get its settings",
+        where=path,
+        evidence=(refusal.what,),
+        why="accelerate launch would not start with it either",
+        fix="accelerate config writes another one; --accelerate-config none if it is not meant",
+        severity="warning",
+    )
+    return AccelerateChoice(warnings=(warning,))
 
 
 def _obstacle(

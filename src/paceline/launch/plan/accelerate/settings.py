@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.errors import UsageError, option_invalid
 
+ANOTHER_LAUNCHER = "accelerate launch ..."  # the fix for what paceline does not start
 LINE = "the command line"  # in place of a file, where there is none
 DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
 HEAD = "HEAD"  # placeholder for the address of node 0 if none is given
@@ -46,11 +47,13 @@ def convert(typed: Mapping[str, str], answer: Mapping[str, Any], source: str) ->
         name = "input-unreadable" if "unreadable" in answer else "option-invalid"
         what = f"{source} {' '.join(answer['refusal'].split())}"
         fix = "accelerate launch --help" if source == LINE else "accelerate config"
-        raise UsageError.of(name, what, where=source, fix=answer.get("fix", fix))
+        if answer.get("for_another_launcher"):
+            fix = ANOTHER_LAUNCHER
+        raise UsageError.of(name, what, where=source, fix=fix)
     values, variables = answer["values"], answer["environment"]
     if "tpu" in values:
         what = f"{source} asks for TPUs, which paceline run does not start"
-        raise option_invalid(what, where=source, fix="accelerate launch ...")
+        raise option_invalid(what, where=source, fix=ANOTHER_LAUNCHER)
     options, notes = _options(values, typed, starts_one="ACCELERATE_USE_CPU" in variables)
     unknown = [f"{key} in {source} is not known, and is left out" for key in answer["unknown"]]
     without = [f"--{name}: {why}" for name, why in _WITHOUT_COUNTERPART.items() if name in values]
