@@ -119,6 +119,14 @@ def test_the_brake_is_the_part_that_has_grown_most(largest, options, name, words
     assert words in judged(content).sentence
 
 
+def test_tiny_steps_that_wait_for_a_rank_that_logs_are_not_blamed_on_the_batch():
+    tiny = {"optimizer": 0.05, "other": 0.05, "data": 0.05, "forward": 0.2, "backward": 0.4}
+    slow = world(4, exchange_ms=1.0, slow=(0, "other", 10.0), **tiny)
+    found = judged(bench({1: world(1, **tiny), 4: slow}, gradient_bytes=10_000))
+    assert found.name == brake.SLOW_RANK
+    assert "waiting for rank 0 (node-a), which takes 10" in found.sentence
+
+
 def test_waiting_for_data_is_named_although_it_scales():
     content = bench({1: world(1, data=50.0), 2: world(2, data=50.0)})
     assert judged(content).name == brake.DATA

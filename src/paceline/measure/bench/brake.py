@@ -129,10 +129,13 @@ def _not_held_back(case: BrakeCase, *, is_alone: bool) -> Brake:
 def _is_too_little_work(case: BrakeCase) -> bool:
     """Return whether ranks spend longer on each other than on computing, for few bytes."""
     parts, growth = case.largest.parts, case.growth
-    together_s = growth.get("communication", 0.0)
+    together = {"communication"}
     if case.largest.slow_rank is None:
-        together_s += growth.get("waiting", 0.0)
-    is_largest = together_s > max(growth["compute"], growth.get("data", 0.0), 0.0)
+        together.add("waiting")  # where a rank is known to be slow, its work is the cause
+    together_s = sum(growth.get(part, 0.0) for part in together)
+    is_largest = together_s > max(
+        0.0, *(grown_s for part, grown_s in growth.items() if part not in together)
+    )
     has_few_bytes = case.gradient_bytes is not None and case.gradient_bytes < SMALL_BYTES
     return is_largest and has_few_bytes and together_s > parts["compute"]
 

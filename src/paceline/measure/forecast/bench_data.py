@@ -45,7 +45,6 @@ class WorldTimes:
     num_nodes: int  # number of nodes
     samples_per_step: float  # samples of all ranks in a step; 0 if unknown
     rounds: tuple[tuple[TimedStep, ...], ...]  # steps by round
-    left_out: int  # number of steps that took far longer than most
     is_synchronised: bool  # whether ranks leave the exchange together
 
     @property
@@ -140,18 +139,15 @@ def unreadable(what: str) -> Finding:
 
 def _world(ranks: int, world: WorldBench) -> WorldTimes:
     rounds = [[step for _, step in sorted(steps.items())] for steps in world.rounds]
-    steps = [step for steps_of_round in rounds for step in steps_of_round]
-    usual_steps = stage_times.without_outliers(steps)
-    _check(usual_steps, ranks)
-    usual = {id(step) for step in usual_steps}
-    counted = [[_summary(step) for step in steps if id(step) in usual] for steps in rounds]
+    # All steps count: a stall of one rank in 400 is met by every step of 400 ranks.
+    all_steps = [step for steps in rounds for step in steps]
+    _check(all_steps, ranks)
     return WorldTimes(
         ranks=ranks,
         num_nodes=world.num_nodes,
         samples_per_step=world.samples_per_step,
-        rounds=tuple(tuple(steps) for steps in counted if len(steps) > 1),
-        left_out=len(steps) - len(usual),
-        is_synchronised=stage_times.are_synchronised(usual_steps),
+        rounds=tuple(tuple(map(_summary, steps)) for steps in rounds if len(steps) > 1),
+        is_synchronised=stage_times.are_synchronised(all_steps),
     )
 
 

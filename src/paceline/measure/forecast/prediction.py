@@ -317,9 +317,6 @@ def _of_the_fit(bench: Bench) -> Iterator[str]:
             "One rank alone was not measured: its speed, to which efficiency refers, is that of a"
             " rank's own work without communication."
         )
-    left_out = sum(world.left_out for world in bench.worlds.values())
-    if left_out:
-        yield f"Steps that took far longer than most were left out: {left_out}."
     if bench.scaling == "strong":
         batch = bench.largest.samples_per_step
         yield f"The global batch of {batch:,.0f} samples stays: no more ranks than samples."

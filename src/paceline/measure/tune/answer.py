@@ -190,14 +190,15 @@ class TuningAnswer:
             return "the loop is then as fast as on a batch in memory"
         if self.best.threads != self.facts.setting.threads and not self.best.num_workers:
             return "neither workers nor other numbers of threads are faster"
-        most, limit = search.most_workers(self.facts, self.limits)
+        most, limit = search.most_workers(self.facts, self.limits, self.measured)
         if self.facts.is_stream and not self.facts.setting.num_workers:
             return (
                 "the dataset is a stream: workers would each read all of it unless it divides"
                 " itself (get_worker_info), so none were tried"
             )
         if self.best.num_workers >= most:
-            return f"as many workers as {limit} allow{'s' * (limit != 'CPUs')} ({most} a rank)"
+            verb = "allow" if limit == "CPUs" else "tries" if limit == "paceline tune" else "allows"
+            return f"as many workers as {limit} {verb} ({most} a rank)"
         return "more workers are not faster"
 
     def _notes(self) -> list[str]:
@@ -209,9 +210,12 @@ class TuningAnswer:
             )
         waiting = self.waiting(self.best)
         if waiting is not None and self.is_worth_tuning and waiting.low > _NOTABLE_SHARE:
+            advice = "read cheaper samples, or give each rank more CPUs"
+            if self.measured.has_idle_cpus(self.best.num_workers):
+                advice = "most CPUs are idle, so it is storage or a network that samples wait for"
             notes.append(
-                f"with the best setting {_percent(waiting)} of a step still waits for data: read"
-                " cheaper samples, or give each rank more CPUs"
+                f"with the best setting {_percent(waiting)} of a step still waits for data:"
+                f" {advice}"
             )
         if any(self._is_wide(row) for row in self.rows):
             notes.append("intervals are wide: other programs may use the same CPUs")

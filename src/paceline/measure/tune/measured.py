@@ -9,6 +9,7 @@ from paceline.launch.probe.loader_commands import LoaderSetting
 from paceline.measure import intervals
 from paceline.measure.intervals import Interval
 
+_IDLE = 0.5  # share of busy CPUs below which workers wait for something else
 _KEEPS_UP = 1.03  # of the time that a step takes on a batch in memory
 LEAST_ROUNDS = 3  # of two settings side by side, before their pairs are trusted
 
@@ -34,10 +35,19 @@ class Measured:
     # directly after each other
     final: dict[LoaderSetting, Windows] = field(default_factory=dict)
     failures: dict[LoaderSetting, str] = field(default_factory=dict)  # why settings do not work
+    # share of the CPUs that were busy in the last window of each setting
+    busy: dict[LoaderSetting, float] = field(default_factory=dict)
 
     def num_windows(self, setting: LoaderSetting) -> int:
         """Return how often the search has measured a setting."""
         return len(self.settings.get(setting, ()))
+
+    def has_idle_cpus(self, num_workers: int) -> bool:
+        """Return whether most CPUs were idle with so many workers, which then wait for storage."""
+        shares = [
+            share for setting, share in self.busy.items() if setting.num_workers == num_workers
+        ]
+        return bool(shares) and min(shares) < _IDLE
 
     def num_rounds(self, setting: LoaderSetting) -> int:
         """Return how often a setting was measured among the finalists."""

@@ -2,8 +2,9 @@
 
 The script's own settings come first, beside the same with one thread: threads of the rank wait for
 each other in every operation, and that becomes slow when anything else uses their CPUs. Then the
-workers: none, 1, 2, 4 and so on to the number of CPUs, until more of them are not faster or the
-loop is as fast as on a batch in memory, and the numbers between. Workers and threads share the
+workers: none, 1, 2, 4 and so on to the number of CPUs, or beyond it while workers wait and leave
+CPUs idle, until more of them are not faster or the loop is as fast as on a batch in memory, and the
+numbers between. Workers and threads share the
 CPUs, so the rank has only as many threads as workers leave. From the fastest of these the search
 continues with settings that differ from it in one thing, as long as one of them is faster: threads,
 batches read ahead, pinned memory, workers. What may be best is measured twice, since a window may
@@ -26,17 +27,24 @@ from paceline.measure.tune.measured import Measured, TrialLimits, waiting_share
 FIRST_WINDOWS = 2  # of the script's settings, before others are tried
 _DOUBTFUL = 1.5  # what is slower than this beside the fastest is not measured again
 _GAIN = 1.03  # a step of the search is one if it is faster by this
+MOST_WAITING = 16  # workers of a rank, more than CPUs, that wait for storage
 _SHM_SHARE = 0.5  # of the free shared memory, which the script and NCCL use too
 
 
-def most_workers(facts: LoaderFacts, limits: TrialLimits) -> tuple[int, str]:
-    """Return the largest number of workers of a rank, and what limits it."""
-    cpus = max(1, limits.cpus)
+def most_workers(facts: LoaderFacts, limits: TrialLimits, measured: Measured) -> tuple[int, str]:
+    """Return the largest number of workers of a rank that is tried, and what limits it.
+
+    There are as many as CPUs; twice as many, and so on, as long as these workers leave most CPUs
+    idle because they wait for storage or a network.
+    """
+    most, limit = max(1, limits.cpus), "CPUs"
+    while most < MOST_WAITING and measured.has_idle_cpus(most):
+        most, limit = 2 * most, "paceline tune"
     if limits.shm_bytes is None or not facts.batch_bytes:
-        return cpus, "CPUs"
+        return most, limit
     # Workers read two batches ahead by default, and hold the one that they read.
     by_memory = int(_SHM_SHARE * limits.shm_bytes / (3 * facts.batch_bytes))
-    return (by_memory, "/dev/shm") if by_memory < cpus else (cpus, "CPUs")
+    return (by_memory, "/dev/shm") if by_memory < most else (most, limit)
 
 
 def next_setting(
@@ -53,7 +61,7 @@ def next_setting(
     doubtful = _measured_once(measured)
     if doubtful is not None or measured.keeps_up:
         return doubtful
-    return _first_new(_neighbours(measured.fastest, facts, limits), measured)
+    return _first_new(_neighbours(facts, limits, measured), measured)
 
 
 def _first_new(settings: Iterator[LoaderSetting], measured: Measured) -> LoaderSetting | None:
@@ -104,7 +112,7 @@ def _by_workers(
     facts: LoaderFacts, limits: TrialLimits, measured: Measured
 ) -> Iterator[LoaderSetting]:
     """Yield settings that differ in the number of workers, until more of them are no faster."""
-    ladder = _ladder(facts, limits)
+    ladder = _ladder(facts, limits, measured)
     at = _beside_threads(starting_point(facts, measured), facts, limits)
     for place, count in enumerate(ladder):
         if _has_peaked([at(lower) for lower in ladder[:place]], measured):
@@ -132,9 +140,9 @@ def _beside_threads(
     return at
 
 
-def _ladder(facts: LoaderFacts, limits: TrialLimits) -> list[int]:
+def _ladder(facts: LoaderFacts, limits: TrialLimits, measured: Measured) -> list[int]:
     """Return the numbers of workers that are tried first."""
-    most, _ = most_workers(facts, limits)
+    most, _ = most_workers(facts, limits, measured)
     if facts.is_stream and not facts.setting.num_workers:
         # Each worker reads a whole stream unless the dataset divides it. If the script has workers,
         # it does; otherwise nobody knows, and more workers would repeat samples.
@@ -168,9 +176,10 @@ def with_workers(setting: LoaderSetting, count: int) -> LoaderSetting:
 
 
 def _neighbours(
-    setting: LoaderSetting, facts: LoaderFacts, limits: TrialLimits
+    facts: LoaderFacts, limits: TrialLimits, measured: Measured
 ) -> Iterator[LoaderSetting]:
-    """Yield settings that differ in one thing."""
+    """Yield settings that differ from the fastest one in one thing."""
+    setting = measured.fastest
     workers = setting.num_workers
     # Pinned memory speeds up copies to a GPU, and is slow to allocate.
     if facts.on_gpu and not setting.pin_memory:
@@ -181,7 +190,7 @@ def _neighbours(
     ahead = 2 * facts.setting.prefetch_factor or 4
     if workers and setting.prefetch_factor < ahead and _fits(workers * (ahead + 1), facts, limits):
         yield replace(setting, prefetch_factor=ahead)
-    for count in _rungs_beside(workers, _ladder(facts, limits)):
+    for count in _rungs_beside(workers, _ladder(facts, limits, measured)):
         other = with_workers(setting, count)
         if _fits(count * (other.prefetch_factor + 1), facts, limits):
             yield other

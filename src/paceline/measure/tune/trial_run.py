@@ -15,7 +15,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from paceline.launch.probe.loader_commands import (
     read_failures,
     unpack,
 )
+from paceline.machine.cpus import usable_cpus
 from paceline.measure import trial
 from paceline.rundir import events, files
 from paceline.rundir.files import RunDir
@@ -55,6 +56,7 @@ class Window:
     # less if there is none
     length_s: float
     start_s: float  # time from the command to the first batch: workers start in it. The longest.
+    busy: float = 1.0  # share of the usable CPUs that the script's processes used
 
 
 def measure(by_rank: Mapping[int, Iterable[Delivery]], number: int, *, num_workers: int) -> Window:
@@ -210,6 +212,7 @@ class TrialRun:
         with these settings, and MemoryIsShort if the machine has little memory left.
         """
         num_workers = setting.num_workers
+        began_s, before = time.monotonic(), self._cpu_seconds()
         number = self._order(source, setting)
         by_rank: dict[int, list[Delivery]] = {rank: [] for rank in range(self._num_ranks())}
         limit_s = time.monotonic() + MOST_WINDOW_S
@@ -225,11 +228,24 @@ class TrialRun:
             # A script that has ended gives no longer window, and this one may have enough batches.
             is_last = is_late or has_ended
             if is_enough(window, len(by_rank), least_s=least_s, is_last=is_last):
-                return window
+                now = self._cpu_seconds()
+                used_s = sum(seconds - before.get(pid, 0.0) for pid, seconds in now.items())
+                cpus, _ = usable_cpus()
+                return replace(window, busy=used_s / cpus / (time.monotonic() - began_s))
             if has_ended:
                 raise ScriptEnded(self._child.returncode, self.finding())
             if is_late:
                 raise TooSlow
+
+    def _cpu_seconds(self) -> dict[int, float]:
+        """Return the CPU seconds of each process of the script, by process id."""
+        seconds = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self._child.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    times = process.cpu_times()
+                    seconds[process.pid] = times.user + times.system
+        return seconds
 
     def _order(self, source: str, setting: LoaderSetting | None) -> int:
         """Write a command; return its number."""

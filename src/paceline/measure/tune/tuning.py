@@ -183,6 +183,7 @@ class Tuning:
             raise
         else:
             windows.setdefault(setting, []).append(list(window.seconds))
+            self.measured.busy[setting] = window.busy
             if setting.num_workers:
                 self.worker_start_s = window.start_s
 

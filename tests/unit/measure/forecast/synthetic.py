@@ -21,6 +21,8 @@ class Truth:
     buckets: tuple[int, ...] = (1 << 20,) * 4
     slow_rank: int | None = None
     fixed_share: float = 0.0  # of own work, which a smaller batch does not shorten
+    stall_chance: float = 0.0  # of a rank in a step
+    stall_s: float = 0.0
     samples: int = 64  # of a rank, or of all ranks with strong scaling
     strong: bool = False
 
@@ -29,6 +31,7 @@ class Truth:
             source.expovariate(1 / self.spread_s) if self.skewed else source.gauss(0, self.spread_s)
         )
         size = 1 / world if self.strong else 1
+        varied += self.stall_s * (source.random() < self.stall_chance) if self.stall_chance else 0.0
         mean = self.own_s * (self.fixed_share + (1 - self.fixed_share) * size)
         return mean + varied + 0.3 * self.own_s * (rank == self.slow_rank)
 

@@ -17,7 +17,15 @@ def facts(setting=NO_WORKERS, **values):
     return facts_of(setting, **values)
 
 
-def search_all(of_rank, limits, seconds, *, memory=0.01, fails=lambda setting: False):
+def search_all(
+    of_rank,
+    limits,
+    seconds,
+    *,
+    memory=0.01,
+    fails=lambda setting: False,
+    busy=lambda setting: 1.0,
+):
     """Measure what the search and then the finalists ask for, until nothing is asked for."""
     measured = Measured(memory={threads: [[memory] * 3] * 2 for threads in range(1, 65)})
     for _ in range(100):
@@ -28,6 +36,7 @@ def search_all(of_rank, limits, seconds, *, memory=0.01, fails=lambda setting: F
             measured.failures[setting] = "it fails"
         else:
             measured.settings.setdefault(setting, []).append([seconds(setting)] * 3)
+            measured.busy[setting] = busy(setting)
     raise AssertionError("the search does not end")
 
 
@@ -60,6 +69,19 @@ def test_as_many_workers_as_the_step_needs(read, expected):
     assert final.best_of(facts(), measured).num_workers == expected
 
 
+def waiting_for(storage_s):
+    """Share of two busy CPUs, of workers that each compute 1 ms for a batch and wait the rest."""
+    return lambda setting: min(1.0, max(1, setting.num_workers) * 0.001 / (0.001 + storage_s) / 2)
+
+
+@pytest.mark.parametrize(("storage_s", "expected"), [(0.1, 11), (0.5, 16), (0.0, 2)])
+def test_workers_that_wait_for_storage_may_be_more_than_the_cpus(storage_s, expected):
+    cpus = 1000 if storage_s else 2
+    seconds = reading(storage_s + 0.001 if storage_s else 0.05, cpus=cpus)
+    measured = search_all(facts(), TrialLimits(2), seconds, busy=waiting_for(storage_s))
+    assert final.best_of(facts(), measured).num_workers in range(expected - 1, expected + 2)
+
+
 def test_workers_that_do_not_pay_are_not_best():
     """Tiny samples: handing a batch over costs more than reading it."""
     measured = search_all(facts(), TrialLimits(8), reading(0.001, hand_over=0.004))
@@ -83,7 +105,7 @@ def test_the_climb_ends_when_loading_keeps_up():
 def test_no_more_workers_than_shared_memory_holds_batches():
     limits = TrialLimits(16, shm_bytes=64 << 20)  # as in a container
     large = facts(batch_bytes=4 << 20)
-    assert search.most_workers(large, limits) == (2, "/dev/shm")
+    assert search.most_workers(large, limits, Measured()) == (2, "/dev/shm")
     measured = search_all(large, limits, reading(1.0))
     assert max(setting.num_workers for setting in measured.settings) == 2
 
