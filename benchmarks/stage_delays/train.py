@@ -10,6 +10,8 @@ import argparse
 import os
 import time
 import warnings
+from collections import Counter
+from random import Random
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -18,8 +20,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-STAGES_MS = {"data": 8.0, "forward": 10.0, "backward": 16.0, "optimizer": 4.0}
+STAGES_MS = {"data": 8.0, "forward": 10.0, "backward": 16.0, "optimizer": 4.0, "other": 0.0}
+STAGES_MS["validation"] = 2.0  # a batch of it
 BATCH, FEATURES = 16, 128
+ALL = -2
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -28,9 +32,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--framework", choices=("ddp", "fabric", "lightning", "accelerate", "transformers")
     )
-    parser.add_argument("--rank", type=int, default=-1, help="rank that is delayed; -1: none")
+    parser.add_argument(
+        "--rank", type=int, default=-1, help="rank that is delayed; -1: none, -2: all"
+    )
     parser.add_argument("--stage", choices=STAGES_MS, default="data")
     parser.add_argument("--delay-ms", type=float, default=0.0)
+    parser.add_argument("--every", type=int, default=1, help="steps between two delays")
+    parser.add_argument("--chance", type=float, default=0.0, help="of a delay, instead of --every")
+    parser.add_argument("--validate-every", type=int, default=0, help="steps; 0: never")
     parser.add_argument("--steps", type=int, default=150)
     return parser.parse_args()
 
@@ -38,10 +47,28 @@ def parse() -> argparse.Namespace:
 OPTIONS = parse()
 
 
+VALIDATION_BATCHES = 10
+calls: Counter[str] = Counter()
+chance = Random(RANK)
+
+
 def pause(stage: str) -> None:
     """Sleep for as long as the stage takes on this rank."""
-    is_delayed = OPTIONS.stage == stage and OPTIONS.rank == RANK
+    calls[stage] += 1
+    is_due = calls[stage] % OPTIONS.every == 0
+    if OPTIONS.chance:
+        is_due = chance.random() < OPTIONS.chance
+    is_delayed = OPTIONS.stage == stage and OPTIONS.rank in (RANK, ALL) and is_due
     time.sleep((STAGES_MS[stage] + OPTIONS.delay_ms * is_delayed) / 1000)
+
+
+def after_step() -> None:
+    """What a script does between a step and the next batch."""
+    pause("other")
+    if OPTIONS.validate_every and calls["other"] % OPTIONS.validate_every == 0:
+        held_out = torch.utils.data.Subset(Samples(), range(VALIDATION_BATCHES))
+        for _ in DataLoader(held_out):
+            pause("validation")
 
 
 class Samples(Dataset):
@@ -106,6 +133,7 @@ def ddp() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        after_step()
     torch.distributed.destroy_process_group()
 
 
@@ -120,6 +148,7 @@ def fabric() -> None:
         fabric.backward(net(**batch)["loss"])
         optimizer.step()
         optimizer.zero_grad()
+        after_step()
 
 
 def lightning() -> None:
@@ -132,6 +161,9 @@ def lightning() -> None:
 
         def training_step(self, batch, _):
             return self.net(**batch)["loss"]
+
+        def on_train_batch_end(self, *_):
+            after_step()
 
         def configure_optimizers(self):
             return SlowSGD(self.parameters(), lr=0.01)
@@ -160,13 +192,18 @@ def accelerate() -> None:
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
+        after_step()
     accelerator.end_training()
 
 
 def transformers() -> None:
     import tempfile
 
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class AfterStep(TrainerCallback):
+        def on_step_end(self, *_, **__):
+            after_step()
 
     net = Net()
     arguments = TrainingArguments(
@@ -181,9 +218,11 @@ def transformers() -> None:
         remove_unused_columns=False,
     )
     optimizers = SlowSGD(net.parameters(), lr=0.01), None
-    Trainer(
+    trainer = Trainer(
         net, arguments, train_dataset=Samples(), data_collator=collate, optimizers=optimizers
-    ).train()
+    )
+    trainer.add_callback(AfterStep)
+    trainer.train()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 from representative import representative_tests
 
 LIMIT = 500
-LINES = {"src": 111_600, "tests": 80_100}  # what grows is paid for by what goes
+LINES = {"src": 112_200, "tests": 80_500}  # what grows is paid for by what goes
 # Lines of each package, rounded up to the next hundred. A raise names what goes elsewhere, or has a design page.
 PACKAGES = {
     "": 1_600,
@@ -28,7 +28,7 @@ PACKAGES = {
     "launch": 100,
     "launch/channel": 1_800,
     "launch/in_rank": 1_000,
-    "launch/monitor": 4_400,
+    "launch/monitor": 4_600,
     "launch/outcome": 2_100,
     "launch/plan": 4_000,
     "launch/preflight": 1_200,
@@ -39,8 +39,8 @@ PACKAGES = {
     "measure": 1_700,
     "measure/bench": 1_300,
     "measure/forecast": 1_500,
-    "measure/report": 2_500,
-    "measure/tune": 1_700,
+    "measure/report": 2_700,
+    "measure/tune": 1_800,
     "measure/verify": 1_800,
     "rundir": 2_200,
     "signatures": 4_900,

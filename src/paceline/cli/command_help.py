@@ -134,7 +134,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
     ),
     "paceline report": (
         "paceline report paceline-runs/20261122-digits",
-        "paceline report RUN-A RUN-B --output comparison.html",
+        "paceline report BEFORE AFTER --max-regression 5%",
     ),
     "paceline bench network": (
         "paceline bench network --nproc-per-node 4",

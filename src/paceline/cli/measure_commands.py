@@ -149,6 +149,18 @@ def TOP(
     return action
 
 
+class _Percent(click.ParamType[float]):
+    """A share in percent, with or without its sign: ``5%`` or ``5``."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return float(str(value).removesuffix("%")) / 100
+        except ValueError:
+            self.fail(f"{value!r} is not a share in percent such as 5%", param, ctx)
+
+
 @click.command("report", cls=command_help.HelpedCommand)
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completed_words.runs)
 @click.option(
@@ -158,8 +170,27 @@ def TOP(
     help="The page. [report.html in the run folder]",
 )
 @click.option("--text", "as_text", is_flag=True, help="Print the text only, and write no page.")
+@click.option(
+    "--max-regression",
+    type=_Percent(),
+    metavar="PERCENT",
+    help="Of two runs: exit status 1 if the second is slower by more, 2 if that is not known.",
+)
+@click.option(
+    "--max-loss-increase",
+    type=_Percent(),
+    metavar="PERCENT",
+    help="The same for the losses that both have logged at equal steps.",
+)
 @command_help.JSON
-def REPORT(runs: tuple[str, ...], output: Path | None, as_text: bool, as_json: bool) -> Action:
+def REPORT(  # noqa: PLR0917  # click passes options by name
+    runs: tuple[str, ...],
+    output: Path | None,
+    as_text: bool,
+    as_json: bool,
+    max_regression: float | None,
+    max_loss_increase: float | None,
+) -> Action:
     """Show what runs did and how fast: a text here, and an HTML page that needs no network.
 
     RUN is the folder of a run, a sweep or a verify, or its name in paceline-runs/; without it what
@@ -168,9 +199,15 @@ def REPORT(runs: tuple[str, ...], output: Path | None, as_text: bool, as_json: b
     """
 
     def action() -> int:
-        from paceline.measure.report import report
+        from paceline.measure.report import regression, report
 
-        report(runs, output=output, as_text=as_text, as_json=as_json)
-        return EXIT_OK
+        asked = {regression.SPEED: max_regression, regression.LOSS: max_loss_increase}
+        return report(
+            runs,
+            output=output,
+            as_text=as_text,
+            as_json=as_json,
+            most_grown={name: most for name, most in asked.items() if most is not None},
+        )
 
     return action

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from paceline.launch.monitor import step_parts
 from paceline.measure import speed
 from paceline.rundir.files import RunDir
 from paceline.text.quoting import printable_lines
-from paceline.text.wording import duration, size
+from paceline.text.wording import count, duration, size
 
 # The description is written every 5 s, with hundreds of nodes less often.
 STALE_S = 60.0
@@ -25,7 +26,8 @@ _COLUMNS = 80
 
 def render(shown: Mapping[str, Any], *, name: str) -> list[str]:
     """Return the lines of ``paceline top`` of what ``speed.read`` returned. Pure."""
-    lines = [*_joined([name, *_state(shown)]), *_progress(shown)]
+    head = [name, count(len(shown["ranks"]), "rank"), *_state(shown)]
+    lines = [*_joined(head), *_progress(shown)]
     if shown["step"]:
         lines += ["", *_step(shown["step"], len(shown["ranks"]))]
     for finding in shown["findings"]:
@@ -83,12 +85,11 @@ def _joined(parts: Sequence[str]) -> list[str]:
 
 def _step(step: Mapping[str, Any], num_ranks: int) -> list[str]:
     """Return a bar for each part of a step."""
-    lines = [f"step {step['seconds'] * 1000:.3g} ms"]
+    lines = [f"step {step_parts.usual_and_mean(step)}"]
     for part, seconds in step_parts.parts(step, num_ranks).items():
         share = seconds / step["seconds"]
         lines.append(f"  {part:14}{share:5.0%}  {'█' * round(share * _BAR)}".rstrip())
-    if step["named"]:
-        sentence = step_parts.late_rank(step["named"])
+    for sentence in step_parts.remarks(step):
         lines += wrap(sentence, _COLUMNS, initial_indent="  ", subsequent_indent="    ")
     return lines
 
@@ -116,6 +117,8 @@ def _own_s_per_step(row: Mapping[str, Any]) -> float:
 
 def _gpus(loads: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [f"{'GPU':>6}  {'host':24}{'busy':>6}{'memory':>24}"]
+    if len(loads) > _MOST_GPUS:  # the idlest ones hold the others back
+        loads = sorted(loads, key=_busy)
     for load in loads[:_MOST_GPUS]:
         busy = "-" if load["utilization"] is None else f"{load['utilization']:.0%}"
         memory = "-"
@@ -125,6 +128,11 @@ def _gpus(loads: Sequence[Mapping[str, Any]]) -> list[str]:
     if len(loads) > _MOST_GPUS:
         lines.append(f"{'':8}and {len(loads) - _MOST_GPUS} more")
     return lines
+
+
+def _busy(load: Mapping[str, Any]) -> float:
+    """Return the load of a GPU; one whose load is unknown comes last."""
+    return math.inf if load["utilization"] is None else float(load["utilization"])
 
 
 def show(run: str, *, once: bool, as_json: bool, interval_s: float) -> None:

@@ -50,7 +50,7 @@ def lines(**values):
 
 def test_progress_rates_and_the_rest_of_the_loop():
     assert lines()[:3] == [
-        "run-1",
+        "run-1 · 2 ranks",
         "101 steps · 5 steps/s · 320 samples/s · loss 0.5",
         "epoch: 100 of 500 batches, 80 s left",
     ]
@@ -85,10 +85,13 @@ def test_of_many_ranks_ten_are_shown():
 @pytest.mark.parametrize(
     ("values", "first"),
     [
-        ({}, "run-1"),
-        ({"attempt": 2}, "run-1 · attempt 2"),
-        ({"now_s": 1300.0}, "run-1 · written 5 min ago: the launcher does not write any more"),
-        ({"now_s": 1300.0, "outcome": "failed"}, "run-1 · failed 5 min ago"),
+        ({}, "run-1 · 2 ranks"),
+        ({"attempt": 2}, "run-1 · 2 ranks · attempt 2"),
+        (
+            {"now_s": 1300.0},
+            "run-1 · 2 ranks · written 5 min ago: the launcher does not write any more",
+        ),
+        ({"now_s": 1300.0, "outcome": "failed"}, "run-1 · 2 ranks · failed 5 min ago"),
     ],
 )
 def test_the_first_line_says_whether_the_run_lives(values, first):
@@ -100,6 +103,16 @@ def test_gpus_are_listed():
     text = "\n".join(lines(gpus=[{**gpu, "memory_used": 61.2e9, "memory_total": 80e9}]))
     assert "97%" in text
     assert "57 GiB of 74.5 GiB" in text
+
+
+def test_of_many_gpus_the_idlest_are_listed():
+    loads = [
+        {"host": "node-a", "index": index, "utilization": 0.01 * index if index else None}
+        | {"memory_used": None, "memory_total": None}
+        for index in range(99, -1, -1)
+    ]
+    listed = [line.split()[0] for line in lines(gpus=loads) if " node-a " in line]
+    assert listed[-16:] == [str(index) for index in range(1, 17)]
 
 
 def test_lines_fit_into_80_columns():

@@ -8,6 +8,7 @@ position          where a stack is: in a collective, in a DataLoader, in the use
 stacks            the stacks and collectives of this node's ranks; child_stacks of their children
 conditional_line  whether only some ranks reach a line
 stage_times       where the time of a step goes; step_parts in the parts that people see
+rare_delays       what the usual step leaves out: long steps, their rank, stage and interval (pure)
 timed_steps       collects the steps that ranks have timed, the same ones on all nodes
 speed_log         keeps the speed of a running attempt, for ``paceline top`` and ``report``
 bottleneck        whether steps wait for data or gradients longer than they compute

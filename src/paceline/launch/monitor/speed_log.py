@@ -22,7 +22,7 @@ from typing import Any
 
 from paceline.counters import SharedCounters
 from paceline.launch.channel.control_channel import ControlChannel
-from paceline.launch.monitor import stage_times, timed_steps
+from paceline.launch.monitor import rare_delays, stage_times, timed_steps
 from paceline.launch.monitor.attempt import WatchedRanks
 from paceline.launch.monitor.timed_steps import Durations, TimedSteps
 from paceline.machine import gpus
@@ -132,9 +132,10 @@ class SpeedLog:
         timed = [timed_steps.from_json(json.loads(node["timed"])) for node in nodes]
         steps = timed_steps.join(timed)
         most = timed_steps.most_sent(self._group.attempt.world_size)
-        step_time = stage_times.account(steps[-most:])
+        latest = {step: steps[step] for step in list(steps)[-most:]}
         hosts = {rank["rank"]: rank["host"] for rank in ranks}
         first = ranks[0]
+        mean_s = first["seconds"] / (first["steps"] - 1) if first["steps"] > 1 else 0.0
         return {
             "version": files.SPEED_VERSION,
             "time_s": round(time.time(), 2),
@@ -145,7 +146,12 @@ class SpeedLog:
             "samples_per_batch": sum(rank["samples"] for rank in ranks),
             "tokens_per_batch": sum(rank["tokens"] for rank in ranks),
             "batches_per_step": first["batches"] / first["steps"] if first["steps"] else 0.0,
-            "step": step_time and stage_times.describe(step_time, hosts),
+            "step": rare_delays.describe(
+                stage_times.account(latest.values()),
+                rare_delays.find(latest),
+                hosts,
+                mean_s=mean_s,
+            ),
             "ranks": ranks,
             "gpus": [gpu for node in nodes for gpu in node["gpus"]],
         }

@@ -180,7 +180,24 @@ def without_outliers(steps: Sequence[Step]) -> list[Step]:
 
 
 def suspects(steps: Sequence[Step]) -> list[Suspect]:
-    """Return where each rank falls behind the others, the longest first.
+    """Return where each rank falls behind the others, the longest first."""
+    if len(steps[0]) < 2:
+        return []
+    of_steps = [excesses(step) for step in steps]
+    candidates = [
+        _suspect(rank, stage, [of_step[rank, stage] for of_step in of_steps])
+        for rank, stage in of_steps[0]
+    ]
+    longest_first = sorted(
+        (suspect for suspect in candidates if suspect.seconds > 0),
+        key=lambda suspect: suspect.seconds,
+        reverse=True,
+    )
+    return _cause_first(longest_first)
+
+
+def excesses(step: Step) -> dict[tuple[int, str], float]:
+    """Return by how many nanoseconds each rank falls behind the others in each stage of a step.
 
     A rank falls behind in a stage by as much as the stage takes it longer than the median of the
     others, but by no more than it is behind at the stage's end: a rank that waited for another one
@@ -188,25 +205,14 @@ def suspects(steps: Sequence[Step]) -> list[Suspect]:
     it is as far behind as the one that it waited for; that one fell behind earlier, and comes
     first.
     """
-    ranks = sorted(steps[0])
-    if len(ranks) < 2:
-        return []
-    excesses: dict[tuple[int, str], list[float]] = {}
-    for step in steps:
-        ends = {rank: tuple(accumulate(durations)) for rank, durations in step.items()}
-        for place, stage in enumerate(LOCAL):
-            longer = _over_others({rank: step[rank][place] for rank in ranks})
-            behind = _over_others({rank: ends[rank][place] for rank in ranks})
-            for rank in ranks:
-                excess = min(longer[rank], behind[rank])
-                excesses.setdefault((rank, stage), []).append(excess)
-    candidates = [_suspect(rank, stage, values) for (rank, stage), values in excesses.items()]
-    longest_first = sorted(
-        (suspect for suspect in candidates if suspect.seconds > 0),
-        key=lambda suspect: suspect.seconds,
-        reverse=True,
-    )
-    return _cause_first(longest_first)
+    ends = {rank: tuple(accumulate(durations)) for rank, durations in step.items()}
+    excess_ns: dict[tuple[int, str], float] = {}
+    for place, stage in enumerate(LOCAL):
+        longer = _over_others({rank: durations[place] for rank, durations in step.items()})
+        behind = _over_others({rank: times[place] for rank, times in ends.items()})
+        for rank in sorted(step):
+            excess_ns[rank, stage] = min(longer[rank], behind[rank])
+    return excess_ns
 
 
 def _cause_first(longest_first: list[Suspect]) -> list[Suspect]:
@@ -247,7 +253,7 @@ def _over_others(values: Mapping[int, int]) -> dict[int, float]:
 
 
 def describe(step_time: StepTime, hosts: Mapping[int, str]) -> dict[str, Any]:
-    """Return where the time of a step went, as plain data.
+    """Return where the time of the usual step went, as plain data.
 
     Args:
         step_time: The account of the timed steps.

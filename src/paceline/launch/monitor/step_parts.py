@@ -17,6 +17,15 @@ STAGE_WORDS = {
     "forward": "its forward",
     "backward": "its backward",
 }
+_ANY_RANK_WORDS = {
+    "optimizer": "the optimizer step",
+    "data": "waiting for the DataLoader",
+    "forward": "the forward",
+    "backward": "the backward",
+    "exchange": "the exchange of gradients",
+}
+# A mean that is longer than the usual step by less is not worth a figure.
+LONGER = 1.05
 
 
 def parts(step: Mapping[str, Any], num_ranks: int) -> dict[str, float]:
@@ -59,13 +68,68 @@ def coarse(step: Mapping[str, Any], num_ranks: int) -> dict[str, float]:
     return {"data": fine["data"], **computing, **rest}
 
 
-def late_rank(named: Mapping[str, Any]) -> str:
-    """Return the sentence about a rank that is proven to be late.
+def remarks(step: Mapping[str, Any]) -> list[str]:
+    """Return sentences: the rank that is late, what the usual step leaves out, what is not seen.
 
     Args:
-        named: The entry ``named`` of what ``stage_times.describe`` returned.
+        step: What ``rare_delays.describe`` returned.
     """
+    sentences = [late_rank(step)] if step["named"] else []
+    sentences += [rare_delay(delay) for delay in step.get("rare", ())]
+    if not has_loader(step):
+        sentences.append(
+            "no DataLoader was seen: loading batches, and what follows a step, counts as forward"
+        )
+    return sentences
+
+
+def has_loader(step: Mapping[str, Any]) -> bool:
+    """Return whether batches came from a DataLoader; else forward begins at the last step's end."""
+    return bool(step["stages"]["data"] or step["stages"]["other"])
+
+
+def late_rank(step: Mapping[str, Any]) -> str:
+    """Return the sentence about the rank that is proven to be late.
+
+    Args:
+        step: What ``stage_times.describe`` returned, with a rank under ``named``.
+    """
+    named = step["named"]
+    words = STAGE_WORDS[named["stage"]]
+    if named["stage"] == "forward" and not has_loader(step):
+        words = "loading its batches or its forward"
     return (
         f"rank {named['rank']} on {named['host']} takes {milliseconds(named['seconds'])} longer"
-        f" a step than the others: {STAGE_WORDS[named['stage']]}"
+        f" a step than the others: {words}"
+    )
+
+
+def usual_and_mean(step: Mapping[str, Any]) -> str:
+    """Return ``34.1 ms``, or ``34.1 ms (mean 49.5 ms)`` if the mean of all steps is longer.
+
+    Args:
+        step: What ``stage_times.describe`` returned, with ``mean`` in seconds.
+    """
+    usual = milliseconds(step["seconds"])
+    mean_s = step.get("mean", 0.0)
+    return f"{usual} (mean {milliseconds(mean_s)})" if mean_s > LONGER * step["seconds"] else usual
+
+
+def rare_delay(delay: Mapping[str, Any]) -> str:
+    """Return the sentence about steps that take longer than the usual one.
+
+    Args:
+        delay: One of what ``rare_delays.describe`` returned.
+    """
+    when = f"in {delay['times']} of {delay['steps']} timed steps"
+    if delay["every"]:
+        when = f"every {delay['every']} steps"
+    who, words = "one rank or another", {**STAGE_WORDS, **_ANY_RANK_WORDS}
+    if delay["rank"] is not None:
+        who, words = f"rank {delay['rank']} on {delay['host']}", STAGE_WORDS
+    elif delay["together"]:
+        who = "every rank"
+    return (
+        f"{when} {who} takes {milliseconds(delay['seconds'])} longer: {words[delay['stage']]};"
+        f" {delay['share']:.0%} of the time"
     )

@@ -15,7 +15,7 @@ from paceline.counters import SharedCounters, rarity
 EVERY_S = 0.25
 TRIAL_EVERY_S = 0.02  # all steps of a trial are timed, and the ring holds 64 of them
 MOST = 1024  # steps that a node keeps
-MOST_SENT = 64  # steps that a node sends
+MOST_SENT = 256  # steps that a node sends; what comes every 50 steps has to be in them
 _MOST_VALUES = 200_000  # durations of all ranks that are sent together
 
 Durations = tuple[int, ...]
@@ -101,12 +101,12 @@ def from_json(values: Mapping[str, Mapping[str, Sequence[int]]]) -> dict[int, di
     }
 
 
-def join(nodes: Sequence[Mapping[int, Mapping[int, Durations]]]) -> list[dict[int, Durations]]:
-    """Return the steps that all nodes have sent, with the durations of all ranks."""
+def join(nodes: Sequence[Mapping[int, Mapping[int, Durations]]]) -> dict[int, dict[int, Durations]]:
+    """Return the steps that all nodes have sent, in order, with the durations of all ranks."""
     if not nodes:
-        return []
+        return {}
     common = set.intersection(*(set(steps) for steps in nodes))
-    return [
-        {rank: durations for steps in nodes for rank, durations in steps[step].items()}
+    return {
+        step: {rank: durations for steps in nodes for rank, durations in steps[step].items()}
         for step in sorted(common)
-    ]
+    }

@@ -9,15 +9,16 @@ from typing import Any
 
 from paceline.errors import EXIT_FAILED, EXIT_OK, EXIT_UNFINISHED, Finding, PacelineError
 from paceline.launch.channel.silence import Loss
-from paceline.launch.monitor import bottleneck, stage_times, step_parts
+from paceline.launch.monitor import bottleneck, rare_delays, stage_times, step_parts
 from paceline.launch.monitor.bottleneck import RunFacts
+from paceline.launch.monitor.rare_delays import RareDelay
 from paceline.launch.monitor.stage_times import Step, StepTime
 from paceline.launch.outcome import block, resume, root_cause, weight
 from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 from paceline.machine import agreement
 from paceline.text.secret_texts import hidden_in
-from paceline.text.wording import fold, milliseconds, named, shorten
+from paceline.text.wording import fold, named, shorten
 
 # Codes of faults that loading the checkpoint again would meet again.
 _CHECKPOINT = "CKP"
@@ -95,7 +96,8 @@ class Run:
     # the unfinished checkpoint that was being written when the run was stopped; empty if none was
     saving: str = ""
     grace_s: int = 0  # seconds that ranks had between the signal and SIGKILL
-    timed_steps: Sequence[Step] = ()  # steps whose stages all ranks have timed: durations by rank
+    # steps whose stages all ranks have timed, by number: durations by rank
+    timed_steps: Mapping[int, Step] = field(default_factory=dict)
     script: str = ""  # the script with its arguments, to paste; empty if it is not a script
     # what is known of its loss, for the last line
     loss: Mapping[str, Any] = field(default_factory=lambda: {"loss": "", "is_proven": None})
@@ -254,7 +256,10 @@ def _count(steps: int) -> str:
 
 def _succeeded(run: Run) -> Report:
     figures = summarise(
-        run.counters, seconds=run.seconds, step_time=stage_times.account(run.timed_steps)
+        run.counters,
+        seconds=run.seconds,
+        step_time=stage_times.account(run.timed_steps.values()),
+        rare=rare_delays.find(run.timed_steps),
     )
     hint = _bottleneck(run, figures)
     lines = render(figures, run_dir=run.folder, script=run.script, hint=hint)
@@ -352,7 +357,11 @@ _APART = (
 
 
 def summarise(
-    counters: Sequence[Mapping[str, Any]], *, seconds: float, step_time: StepTime | None = None
+    counters: Sequence[Mapping[str, Any]],
+    *,
+    seconds: float,
+    step_time: StepTime | None = None,
+    rare: Sequence[RareDelay] = (),
 ) -> dict[str, Any]:
     """Return the figures of a run that succeeded.
 
@@ -360,7 +369,8 @@ def summarise(
         counters: ``rank, host, steps, seconds, data_s, own_s`` of every rank, and
             ``never_grouped``.
         seconds: Duration of the whole run.
-        step_time: Where the time of a step went, if enough steps were timed.
+        step_time: Where the time of the usual step went, if enough steps were timed.
+        rare: What the usual step leaves out.
     """
     stepping = [entry for entry in counters if entry["steps"] > 1 and entry["seconds"] > 0]
     summary: dict[str, Any] = {"ranks": len(counters), "seconds": round(seconds, 2), "steps": 0}
@@ -370,16 +380,15 @@ def summarise(
     median = statistics.median(own.values())
     slowest = max(own, key=lambda rank: own[rank])
     hosts = {entry["rank"]: entry["host"] for entry in stepping}
+    steps_per_s = statistics.median((entry["steps"] - 1) / entry["seconds"] for entry in stepping)
     return summary | {
         "steps": max(entry["steps"] for entry in stepping),
-        "steps_per_s": statistics.median(
-            (entry["steps"] - 1) / entry["seconds"] for entry in stepping
-        ),
+        "steps_per_s": steps_per_s,
         "data_share": statistics.median(entry["data_s"] / entry["seconds"] for entry in stepping),
         "slowest_rank": slowest,
         "slowest_host": hosts[slowest],
         "slowest_ratio": own[slowest] / median if median else 1.0,
-        "step": step_time and stage_times.describe(step_time, hosts),
+        "step": rare_delays.describe(step_time, rare, hosts, mean_s=1 / steps_per_s),
         "ungrouped": len(stepping) > 1 and all(entry["never_grouped"] for entry in counters),
         "checks": min(entry.get("checks", 0) for entry in stepping),
         "checked_step": min(entry.get("checked_step", 0) for entry in stepping),
@@ -441,8 +450,8 @@ def step_lines(step: Mapping[str, Any], num_ranks: int) -> list[str]:
         for part, seconds in step_parts.coarse(step, num_ranks).items()
         if seconds >= _LEAST_SHARE * step["seconds"]
     ]
-    line = f"step {milliseconds(step['seconds'])}: {', '.join(parts)}"
-    return [line, step_parts.late_rank(named)] if named else [line]
+    lines = [f"step {step_parts.usual_and_mean(step)}: {', '.join(parts)}"]
+    return lines + step_parts.remarks(step)
 
 
 def _waiting(named: Mapping[str, Any] | None) -> str:

@@ -29,7 +29,9 @@ SHARE = 0.002  # of the time of a step
 WALL_COST_NS, CUDA_COST_NS = 100_000, 150_000
 MAX_EVERY = 1024
 EARLY = range(16, 32)  # timed in every run, so that a short one says where its time goes
-MAX_MARKS = 512  # a step with more marks, by gradient accumulation, is not timed
+# A step with more CUDA events, by gradient accumulation, is not timed; times are added up so far,
+# since an evaluation within a step may fetch thousands of batches.
+MAX_MARKS = 512
 
 
 class StageClock:
@@ -49,6 +51,8 @@ class StageClock:
         self.fetches: list[int] = []
         self._marks: list[Any] = []
         self._stages: list[int] = []
+        self._totals = [0] * 6  # by stage, of marks that were added up already
+        self._fetches = 0  # among them
         self._step = 0  # number of steps before the one that is being timed; 0: none is
         self._unread: tuple[int, list[int], list[Any]] | None = None  # CUDA events on their way
         self._ready: Any = None
@@ -81,6 +85,7 @@ class StageClock:
         if due == steps and release is not None:
             self._step = steps
             self._marks, self._stages = [release, end_of_step], [OPTIMIZER]
+            self._totals, self._fetches = [0] * 6, 0
             return True, steps + 1
         self._step, self._marks, self._stages = 0, [], []
         if on_gpu:  # the event at the end of the backward before is needed too
@@ -101,8 +106,17 @@ class StageClock:
         if self._mark is monotonic_ns:
             self._marks += (start, now)
             self._stages += (OTHER, DATA)
+            if len(self._marks) > MAX_MARKS:
+                self._add_up(_differences(self._marks))
         else:
             self._add(DATA)
+
+    def _add_up(self, durations: list[int]) -> None:
+        """Add durations to the totals of their stages, and forget all marks but the last."""
+        for stage, duration in zip(self._stages, durations, strict=True):
+            self._totals[stage] += duration
+        self._fetches += self._stages.count(DATA)
+        self._marks, self._stages = self._marks[-1:], []
 
     def requested(self) -> None:
         """Record that a batch is requested, on a GPU."""
@@ -161,16 +175,19 @@ class StageClock:
 
     def _finish(self) -> None:
         """Write the step that was timed, or read its events later."""
+        if self._mark is monotonic_ns:
+            self._add_up(_differences(self._marks))
+            if self._totals[EXCHANGE] or self._totals[BACKWARD]:
+                self._write(self._step, _value(self._loss))
+            self._loss = None
+            return
         has_exchange = EXCHANGE in self._stages or BACKWARD in self._stages
         if not has_exchange or len(self._marks) > MAX_MARKS:
             return
-        if self._mark is monotonic_ns:
-            self._write(self._step, self._stages, _differences(self._marks), _value(self._loss))
-            self._loss = None
-            return
+        finished = self._step, self._stages, self._marks
         if self._unread is not None:
             self._read(*self._unread)
-        self._unread = self._step, self._stages, self._marks
+        self._unread = finished
 
     def _read(self, step: int, stages: list[int], events: list[Any]) -> None:
         """Write a step whose CUDA events have happened; drop it if they have not."""
@@ -184,18 +201,17 @@ class StageClock:
         except RuntimeError:  # events of several devices, or of a context that is gone
             self._has_failed = True
             return
-        self._write(step, stages, durations)
+        self._marks, self._stages = events, stages
+        self._totals, self._fetches = [0] * 6, 0
+        self._add_up(durations)
+        self._write(step)
 
-    def _write(
-        self, step: int, stages: list[int], durations: list[int], loss: float = math.nan
-    ) -> None:
+    def _write(self, step: int, loss: float = math.nan) -> None:
+        """Write the totals of a step."""
         if self._times_all:
-            self.fetches.append(stages.count(DATA))
-        totals = [0] * 6
-        for stage, duration in zip(stages, durations, strict=True):
-            totals[stage] += duration
+            self.fetches.append(self._fetches)
         counters.write_stages(
-            self._slot, number=self._num_written, step=step, durations=totals, loss=loss
+            self._slot, number=self._num_written, step=step, durations=self._totals, loss=loss
         )
         self._num_written += 1
 

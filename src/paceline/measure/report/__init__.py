@@ -6,6 +6,7 @@ metrics              reads the numbers that a script has logged
 measured_files       reads speed, bench and forecast, and doubts every value
 speed                decides rates, the split of a step, efficiency
 plots                what a plot is, and the names in it
+regression           decides whether the second of two runs is slower, or its loss higher
 sections             decides which plots there are, and the order of all
 overview             decides the figures and the sentences
 text                 renders for a terminal

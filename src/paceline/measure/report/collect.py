@@ -197,12 +197,19 @@ def _split(
 ) -> StepSplit | None:
     """Return where the time of a step went in the last attempt.
 
-    The log of the speed is preferred to the summary of the run, whose steps are multiples of powers
-    of two: in epochs of 32 steps most of them contain the evaluation.
+    The log of the speed has all times of the attempt; which steps took long is said by the summary
+    of the run, whose steps are from all of it.
     """
     logged = mean_split(speed)
-    if logged is not None:
-        return logged
+    of_run = _split_of_summary(records, num_ranks)
+    if logged is None or of_run is None:
+        return logged or of_run
+    return replace(logged, mean_s=of_run.mean_s, remarks=of_run.remarks)
+
+
+def _split_of_summary(
+    records: Sequence[Sequence[Mapping[str, Any]]], num_ranks: int
+) -> StepSplit | None:
     outcomes = [event for record in records for event in record if event.get("kind") == "outcome"]
     last_start_ns = max((start["time_ns"] for start in _starts(records)), default=0)
     for outcome in outcomes:

@@ -9,15 +9,24 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import SetupError, option_contradicted
-from paceline.measure.report import collect, drawing, metrics, overview, plots, text
+from paceline.errors import (
+    EXIT_FAILED,
+    EXIT_MISUSE,
+    EXIT_OK,
+    Finding,
+    SetupError,
+    option_contradicted,
+    option_invalid,
+)
+from paceline.measure.report import collect, drawing, metrics, overview, plots, regression, text
 from paceline.measure.report.drawing import palettes
 from paceline.measure.report.facts import ReportedRun
 from paceline.measure.report.plots import Plot, key
+from paceline.measure.report.regression import RunComparison
 from paceline.measure.report.sections import Section, sections
 from paceline.rundir import files
 from paceline.text import terminal
@@ -27,8 +36,15 @@ from paceline.version import __version__
 ONE, SEVERAL = "report.html", "comparison.html"
 
 
-def report(names: Sequence[str], *, output: Path | None, as_text: bool, as_json: bool) -> None:
-    """Print the report of some runs, and write its page.
+def report(
+    names: Sequence[str],
+    *,
+    output: Path | None,
+    as_text: bool,
+    as_json: bool,
+    most_grown: Mapping[str, float],
+) -> int:
+    """Print the report of some runs, and write its page; return the exit status.
 
     Args:
         names: Run folders or sweeps, or their names; without one the latest run.
@@ -36,9 +52,11 @@ def report(names: Sequence[str], *, output: Path | None, as_text: bool, as_json:
             ``comparison.html`` in that of the sweep, or of the first of several runs.
         as_text: Whether only the text is wanted.
         as_json: Whether only data for a program are wanted.
+        most_grown: Share by which the second of two runs may be slower (``regression.SPEED``), or
+            its loss higher (``regression.LOSS``); empty if nothing is compared.
 
     Raises:
-        UsageError: A page is wanted, and not.
+        UsageError: A page is wanted, and not; other than two runs are to be compared.
         SetupError: There is nothing to report, a package is missing, or the page cannot be written.
     """
     if output is not None and (as_text or as_json):
@@ -49,20 +67,57 @@ def report(names: Sequence[str], *, output: Path | None, as_text: bool, as_json:
             fix=f"paceline report {' '.join(names)} --output {output}",
         )
     runs = collect.collect(names)
+    comparisons, findings = _compared(runs, most_grown)
+    status = _exit_status(findings)
     if as_json:
         import json
 
-        print(json.dumps({"runs": [to_json(run) for run in runs]}, indent=1))
-        return
-    rendered = text.render(runs)
+        compared = {
+            "comparisons": [comparison.to_json() for comparison in comparisons],
+            "findings": [finding.to_json() for finding in findings],
+        }
+        written = {"runs": [to_json(run) for run in runs], **(compared if most_grown else {})}
+        print(json.dumps(written, indent=1))
+        return status
+    rendered = "\n\n".join([text.render(runs), *(finding.render() for finding in findings)])
     if as_text:
         terminal.show(rendered)
-        return
+        return status
     require()
     path = output or _default_page(runs, is_one=len(names) < 2)
     # before the text, of which a reader such as head may not want all
     write(path, render(runs, text=rendered, now_s=time.time()))
     terminal.show(f"{rendered}\n\nreport: {files.display_path(path)}")
+    return status
+
+
+def _compared(
+    runs: Sequence[ReportedRun], most_grown: Mapping[str, float]
+) -> tuple[list[RunComparison], list[Finding]]:
+    """Return how the second run compares with the first in what was asked for, and findings."""
+    if most_grown and len(runs) != 2:
+        raise option_invalid(
+            f"--max-regression and --max-loss-increase compare two runs, and not {len(runs)}",
+            fix="paceline report BEFORE AFTER --max-regression 5%",
+        )
+    compare = {
+        regression.SPEED: regression.compare_speed,
+        regression.LOSS: regression.compare_losses,
+    }
+    names = plots.of_runs(runs)
+    comparisons = [compare[name](*runs) for name in most_grown]
+    findings = [
+        regression.judge(comparison, most_grown[comparison.name], runs=(names[0], names[1]))
+        for comparison in comparisons
+    ]
+    return comparisons, [finding for finding in findings if finding is not None]
+
+
+def _exit_status(findings: Sequence[Finding]) -> int:
+    """Return 1 if something is proven to be worse, 2 if something is not known, else 0."""
+    if any(finding.name != regression.UNDECIDED for finding in findings):
+        return EXIT_FAILED
+    return EXIT_MISUSE if findings else EXIT_OK
 
 
 def _default_page(runs: Sequence[ReportedRun], *, is_one: bool) -> Path:
@@ -115,6 +170,8 @@ def to_json(run: ReportedRun) -> dict[str, Any]:
         },
         "step": split and {"seconds": split.seconds, "parts": dict(split.parts)},
         "late_rank": split.late_rank if split else "",
+        "mean_step_s": split.mean_s if split else 0.0,
+        "remarks": list(split.remarks) if split else [],
         "scaling": [
             {
                 "world": row.ranks,

@@ -26,6 +26,14 @@ class StepSplit:
     parts: Mapping[str, float]
     late_rank: str = ""  # a sentence about the rank that is proven to be late; empty if none is
     timed_steps: int = 0  # number of steps that this was measured on
+    mean_s: float = 0.0  # mean seconds of all steps, those that take long included; 0 if unknown
+    # other sentences: steps that take longer than the usual one, what was not seen
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def sentences(self) -> list[str]:
+        """What is said beside the parts."""
+        return [*([self.late_rank] if self.late_rank else []), *self.remarks]
 
 
 @dataclass(frozen=True)

@@ -113,12 +113,13 @@ def split_of(step: Mapping[str, Any] | None, num_ranks: int) -> StepSplit | None
         if not step:
             return None
         parts = step_parts.parts(step, num_ranks)
-        named = step.get("named")
         return StepSplit(
             seconds=positive(step["seconds"]),
             parts={name: finite(seconds) for name, seconds in parts.items()},
-            late_rank=step_parts.late_rank(named) if named else "",
+            late_rank=step_parts.late_rank(step) if step.get("named") else "",
             timed_steps=int(step["timed_steps"]),
+            mean_s=finite(step.get("mean", 0.0)),
+            remarks=tuple(step_parts.remarks({**step, "named": None})),
         )
     except OTHER_CONTENT:
         return None

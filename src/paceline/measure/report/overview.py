@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from paceline.launch.monitor import step_parts
 from paceline.measure.report import metrics, speed
 from paceline.measure.report.facts import ReportedRun, Scaling, StepSplit
 from paceline.text.quoting import printable
@@ -122,8 +123,9 @@ def step_sentences(split: StepSplit | None) -> list[str]:
     ordered = sorted(shares, key=lambda part: shares[part], reverse=True)
     words = [f"{part} {shares[part]:.0%}" for part in ordered if shares[part] >= _LEAST_SHARE]
     sentence = f"A step takes {milliseconds(split.seconds)}: {', '.join(words)}."
-    late = split.late_rank
-    return [sentence, f"{late[0].upper()}{late[1:]}."] if late else [sentence]
+    if split.mean_s > step_parts.LONGER * split.seconds:
+        sentence += f" The mean of all steps is {milliseconds(split.mean_s)}."
+    return [sentence, *(f"{remark[0].upper()}{remark[1:]}." for remark in split.sentences)]
 
 
 def rank_sentences(run: ReportedRun) -> list[str]:

@@ -96,6 +96,8 @@ def mean_split(points: Sequence[SpeedPoint]) -> StepSplit | None:
         parts=parts,
         late_rank=_late_rank([split for split, _ in timed]),
         timed_steps=sum(split.timed_steps for split, _ in timed),
+        mean_s=timed[-1][0].mean_s,
+        remarks=timed[-1][0].remarks,
     )
 
 

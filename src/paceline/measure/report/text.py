@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
 
+from paceline.launch.monitor import step_parts
 from paceline.measure.intervals import Interval
 from paceline.measure.report import overview, plots
 from paceline.measure.report.facts import ReportedRun, Series
@@ -162,13 +163,15 @@ def _step(run: ReportedRun) -> list[str]:
     if run.split is None:
         return []
     lines = [f"step {overview.milliseconds(run.split.seconds)}"]
+    if run.split.mean_s > step_parts.LONGER * run.split.seconds:
+        lines[0] += f" (mean {overview.milliseconds(run.split.mean_s)})"
     for part, seconds in run.split.parts.items():
         share = seconds / run.split.seconds
         lines.append(
             f"  {part:14}{overview.milliseconds(seconds):>10}{share:>6.0%}"
             f"  {'█' * round(share * _BAR)}".rstrip()
         )
-    return [*lines, *([f"  {run.split.late_rank}"] if run.split.late_rank else [])]
+    return [*lines, *(f"  {remark}" for remark in run.split.sentences)]
 
 
 def _ranks(run: ReportedRun) -> list[str]:

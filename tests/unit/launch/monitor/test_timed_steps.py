@@ -75,8 +75,8 @@ def test_what_is_sent_comes_back_and_is_joined():
         nodes.append(timed_steps.from_json(timed_steps.to_json(steps.to_send(4))))
     joined = timed_steps.join(nodes)
     assert len(joined) == 39
-    assert sorted(joined[0]) == [0, 1, 2, 3]
-    assert joined[-1][3][:2] == (39000, 39000)  # to a microsecond
+    assert sorted(joined[1]) == [0, 1, 2, 3]
+    assert joined[39][3][:2] == (39000, 39000)  # to a microsecond
 
 
 def test_a_long_run_keeps_a_bounded_number():

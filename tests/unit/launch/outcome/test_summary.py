@@ -200,3 +200,21 @@ def test_a_single_rank_communicates_with_nobody():
 )
 def test_three_lines_at_the_end(counters, lines):
     assert render(summarise(counters, seconds=12.3), run_dir="runs/x") == lines
+
+
+def test_what_no_dataloader_shows_counts_as_forward_and_is_said():
+    stages = {"optimizer": 0.01, "other": 0.0, "data": 0.0, "forward": 0.5, "backward": 0.2}
+    late = Suspect(1, "forward", 0.1, 50.0)
+    unseen = replace(STEP, stages=stages, seconds=0.9, suspects=(late,))
+    lines = render(
+        summarise([pulse(0), pulse(1, host="node-b")], seconds=12.3, step_time=unseen),
+        run_dir="runs/x",
+    )
+    assert (
+        "rank 1 on node-b takes 100 ms longer a step than the others: loading its batches or its forward"
+        in lines
+    )
+    assert (
+        "no DataLoader was seen: loading batches, and what follows a step, counts as forward"
+        in lines
+    )

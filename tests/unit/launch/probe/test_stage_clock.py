@@ -143,3 +143,47 @@ def test_the_graph_of_a_loss_is_left_without_hooks(board):
         optimizer.zero_grad()
     assert before is not None
     assert all(stages[EXCHANGE] < 0.01e9 for stages in stages_of(board))
+
+
+def test_an_evaluation_of_many_batches_is_part_of_its_step(board, monkeypatch):
+    monkeypatch.setattr(stage_clock, "MAX_MARKS", 16)
+    net = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(6):
+        for x in DataLoader(Samples(), batch_size=12):
+            net(x).sum().backward()
+            optimizer.step()
+        for _ in range(3):
+            for _ in DataLoader(Samples()):
+                time.sleep(PAUSE_S / 10)
+    timed = stages_of(board)
+    assert len(timed) == 4  # the first step is not timed, and the last one has no end
+    assert all(stages[OTHER] > 36 * PAUSE_S / 10 * 1e9 for stages in timed)
+
+
+class Event:
+    """Stands in for a CUDA event: its time is that of the clock."""
+
+    def __init__(self):
+        self.time_s = time.perf_counter()
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, later):
+        return (later.time_s - self.time_s) * 1e3
+
+
+@pytest.mark.parametrize(
+    ("place", "where"),
+    [(OPTIMIZER, "optimizer"), (OTHER, "other"), (DATA, "data"), (FORWARD, "forward")],
+)
+def test_events_of_a_gpu_are_read_a_step_later(board, monkeypatch, place, where):
+    monkeypatch.setattr(stage_clock, "_uses_gpu", lambda: True)
+    monkeypatch.setattr(stage_clock, "_event", Event)
+    train(where)
+    timed = stages_of(board)
+    assert len(timed) >= 7
+    for stages in timed:
+        assert PAUSE_S * 0.95e9 < stages[place] < sum(stages)
+        assert sum(stages) - stages[place] < PAUSE_S * 1e9

@@ -24,9 +24,29 @@ def run_of(*folders):
     return collect.collect([str(folder) for folder in folders])
 
 
-def report(*folders, output=None, as_text=False, as_json=False):
+def report(*folders, output=None, as_text=False, as_json=False, most_grown=None):
     names = [str(folder) for folder in folders]
-    command.report(names, output=output, as_text=as_text, as_json=as_json)
+    return command.report(
+        names, output=output, as_text=as_text, as_json=as_json, most_grown=most_grown or {}
+    )
+
+
+def test_two_runs_are_compared_for_a_pipeline(tmp_path, capsys):
+    before, after = (report_runs.write_run(tmp_path / name) for name in ("before", "after"))
+    assert report(before, after, as_text=True, most_grown={"speed": 0.05}) == 0
+    rows = after / "speed.jsonl"
+    lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    slower = [{**line, "steps": line["steps"] // 2, "steps_per_s": 2.5} for line in lines]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in slower))
+    assert report(before, after, as_json=True, most_grown={"speed": 0.05}) == 1
+    assert report(before, after, as_text=True) == 0
+    assert "run-regressed" in capsys.readouterr().out
+    assert report(before, after, as_text=True, most_grown={"loss": 0.05}) == 0
+    (after / "metrics.csv").unlink()
+    assert report(before, after, as_text=True, most_grown={"loss": 0.05}) == 2
+    assert "comparison-undecided" in capsys.readouterr().out
+    found = refusal(UsageError, report, before, as_text=True, most_grown={"speed": 0.05})
+    assert found.name == "option-invalid"
 
 
 def test_the_text_of_a_run_fits_and_says_what_the_page_shows(tmp_path):
