@@ -1,4 +1,4 @@
-"""All times that paceline waits before it reports something or ends something.
+"""Decide after how many seconds paceline reports or ends something: a hang, a silent node.
 
 The policy behind the numbers is docs/design/0013-explain-early-stop-late.md: report within seconds.
 End a run no earlier than torchrun and torch would, unless it is proven that the run cannot continue

@@ -11,6 +11,7 @@ from starting import BIN, commands
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "slurm.md"
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(180)
 def test_its_curve_does_not_show_the_number_of_ranks(tmp_path, preloaded_for_training):
     script = next(

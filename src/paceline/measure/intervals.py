@@ -1,4 +1,4 @@
-"""Medians with bootstrap intervals. Pure; standard library only.
+"""Decide the interval of a measured figure: medians, by the bootstrap. Pure; standard library only.
 
 Steps of one block of a measurement resemble each other more than steps of different blocks, so the
 bootstrap draws blocks first and steps within them second (a hierarchical bootstrap: Davison and

@@ -1,4 +1,4 @@
-"""List the committed checkpoints of a folder, and read their manifests. No torch.
+"""Decide which checkpoints of a folder are finished, and read their manifests. No torch.
 
 The launcher reads them too, to say what a failed run can continue from.
 """

@@ -1,4 +1,4 @@
-"""How directly a text points to the cause: the order of tiers is the ranking of ``explain``.
+"""Decide which cause ``explain`` names first: the order of tiers, the most direct first.
 
 A signature names its tier. Pairs of faults that explain each other regardless of their tiers are in
 ``paceline.diagnose.explain.pairs``.

@@ -1,4 +1,4 @@
-"""Suppress findings by comments in the checked file: ``# paceline: ignore NAME[, NAME]``.
+"""Decide which findings a comment silences: ``# paceline: ignore NAME[, NAME]``.
 
 After code the comment applies to its line, alone on a line to the next one. Before the first line
 that is not a comment it applies to the whole file.

@@ -19,7 +19,7 @@ _ANY_STACK = (2, 28)  # since this version NCCL copes with an unlimited stack
 
 
 def judge_limits(facts: Facts) -> Iterator[Finding]:
-    """Yield the findings about limits."""
+    """Yield the findings about limits: shared memory (/dev/shm), open files, stack, CPUs, disks."""
     yield from _shared_memory(facts)
     yield from _open_files(facts)
     yield from _stack(facts)
