@@ -22,7 +22,7 @@ PACKAGES = {
     "diagnose/catalogue": 200,
     "diagnose/doctor": 3_600,
     "diagnose/explain": 3_000,
-    "diagnose/lint": 12_100,
+    "diagnose/lint": 12_200,
     "diagnose/variables": 2_500,
     "functions": 1_900,
     "launch": 100,

@@ -65,6 +65,7 @@ def count_gpus(text: str) -> int | None:
     """
     total, has_count = 0, False
     for part in text.split(","):
+        # (S:0) says on which sockets the GPUs are, and is no number of them.
         plain = re.sub(r"\(.*?\)", "", part).strip().removeprefix("gres/").removeprefix("gres:")
         match = re.fullmatch(r"(?:[\w.\-]+[:=/])*?(\d+)", plain)
         if match:
@@ -86,6 +87,7 @@ def gpus_of_gres(text: str) -> int | None:
 
 def describe(directives: Directives) -> AllocatedJob:
     """Return the allocation that the directives request."""
+    # A late directive has no effect, but says what the author meant: then nothing is "missing".
     names = {directive.name for directive in (*directives.active, *directives.late)}
     nodes = _nodes(directives)
     ntasks, per_node = _int(directives, "ntasks"), _int(directives, "ntasks-per-node")
@@ -132,8 +134,10 @@ def _implied_nodes(names: set[str], ntasks: int | None, per_node: int | None) ->
     if names & {"nodelist", "nodefile", "spread-job"}:
         return None
     if ntasks and per_node:
+        # Slurm takes as many nodes as the tasks need at that number on each.
         return -(-ntasks // per_node)
     if "ntasks" in names or "gpus" in names or "ntasks-per-gpu" in names:
+        # Slurm may spread tasks or GPUs over nodes as it finds them free.
         return 1 if ntasks == 1 else None
     return 1
 
@@ -144,11 +148,13 @@ def _tasks_per_node(
     if "ntasks" not in names:
         if "ntasks-per-node" in names:
             return per_node
+        # These multiply the tasks by what a node has, which the script does not show.
         return None if names & {"ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core"} else 1
     if nodes is None:
         return per_node
     if not ntasks or not nodes or ntasks % nodes:
         return None
+    # Another check reports the contradiction; here the number is not certain then.
     contradicts = per_node and ntasks != per_node * nodes
     return None if contradicts else ntasks // nodes
 
@@ -167,6 +173,7 @@ def _gpus(
 ) -> tuple[int | None, bool]:
     """Return the number of GPUs on a node, None if unknown, and whether any are requested."""
     counts = list(_gpu_counts(directives, nodes, tasks_per_node, per_task))
+    # Options that disagree leave the number open: no check may build on one of them.
     different = {count for count in counts if count is not None}
     return (different.pop() if len(different) == 1 else None), bool(counts)
 
@@ -183,6 +190,7 @@ def _gpu_counts(
         yield per_task * tasks_per_node if tasks_per_node else None
     if total := directives.last("gpus"):
         gpus = count_gpus(total.value)
+        # Slurm may put 8 GPUs on 3 nodes as it likes.
         yield gpus // nodes if gpus and nodes and gpus % nodes == 0 else None
     if directives.last("gpus-per-socket"):
         yield None
@@ -193,6 +201,7 @@ def _gres_counts(text: str) -> Iterator[int | None]:
     gpus = gpus_of_gres(text)
     if gpus != 0:
         yield gpus
+    # A gres of a name that is not known may be an accelerator: it requests some, how many is open.
     elif any(not _NO_ACCELERATOR.match(part.strip()) for part in text.split(",")):
         yield None
 

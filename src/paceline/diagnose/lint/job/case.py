@@ -147,6 +147,7 @@ class Case:
         """The launches that are likely the training: those of launchers, else those in steps, else
         all.
         """
+        # Preparation runs in plain Python beside a training with a launcher or in a step.
         here = [launch for launch in self.launches if not _submits(launch)]
         spawning = [launch for launch in here if launch.spawns]
         if spawning:
@@ -191,6 +192,7 @@ class Case:
         """
         name = self.job.directives.last("job-name")
         return bool(_HIDES_SLURM.search(self.code)) or (
+            # Lightning takes a job of this name for an interactive one, without ranks from Slurm.
             name is not None and name.value in ("bash", "interactive")
         )
 

@@ -73,6 +73,7 @@ def _read(line: str, number: int, directives: Directives, *, in_head: bool) -> N
     words, closed = split(line[len(_DIRECTIVE) :])
     if not closed:
         directives.unclosed.append(number)
+    # packjob is what hetjob was called before Slurm 20.02.
     if in_head and any(word in ("hetjob", "packjob") for word in words):
         directives.components += 1
         return
@@ -87,6 +88,7 @@ def _read(line: str, number: int, directives: Directives, *, in_head: bool) -> N
             at += _short(word, words[at:], number, target)
         elif in_head:
             directives.stray.append((word, number))
+    # Options of the other components of a heterogeneous job would pass for those of the first.
     if directives.components > 1:
         del target[len(target) - _added(target, number) :]
 
@@ -148,6 +150,7 @@ def _short(word: str, following: list[str], number: int, target: list[Directive]
     if name and SBATCH[name][1] != "value":
         target.append(Directive(name, word[:2], "", number))
         return 0
+    # -n4, -n 4 and -n=4: the last is an error of sbatch for numbers, and what was meant is clear.
     value = word[2:].removeprefix("=") or (following[0] if following else "")
     consumed = 0 if word[2:] else 1
     target.append(Directive(name or word[1], word[:2], value, number, bool(name), not value))

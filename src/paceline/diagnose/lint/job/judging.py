@@ -27,6 +27,7 @@ MOST_OF_ONE_KIND = 50
 
 def read(source: str, name: str) -> Case:
     """Parse and interpret a job script, the input of all checks."""
+    # sbatch refuses such a script, but what else is wrong in it is worth telling at once.
     dos = source.partition("\r\n")
     dos_line = dos[0].count("\n") + 1 if dos[1] else 0
     source = clean(source).replace("\r\n", "\n")
@@ -52,6 +53,7 @@ def judge_case(
     case = replace(case, programs=programs, site=site or Site())
     findings: dict[tuple[str, str], Finding] = {}
     for check in CHECKS:
+        # One name on one line says enough: two checks may see the same mistake from both sides.
         for finding in islice(check(case), MOST_OF_ONE_KIND):
             findings.setdefault((finding.name, finding.where), finding)
     for submitted in case.trace.submitted:

@@ -84,6 +84,7 @@ def recognise(call: CommandCall, symbols: Symbols) -> Launch | None:
         return _launcher("fabric run", args[3:] if args[2].text == "model" else args[2:], call)
     if _PYTHON.match(name):
         return _python(args, call)
+    # A script with a shebang starts without naming Python.
     if name.endswith(".py"):
         return Launch(PYTHON, call, program=args[0].text, arguments=tuple(args[1:]))
     return None
@@ -103,6 +104,7 @@ def _python(args: list[Arg], call: CommandCall) -> Launch | None:
     if at >= len(args):
         return None
     program = args[at]
+    # python /path/to/bin/torchrun is how a launcher of another environment is named.
     if program.text.rsplit("/", 1)[-1] in ("torchrun", "deepspeed", "composer"):
         return _launcher(program.text.rsplit("/", 1)[-1], args[at + 1 :], call)
     if re.search(r"torch/distributed/(run|launch)\.py$", program.text):
@@ -326,6 +328,7 @@ def _spread_in_total(
     if total is None or ("nodes" in options and nodes is None):
         return None, None
     if not nodes and job.nodes:
+        # srun never spreads fewer tasks over more nodes than there are tasks.
         nodes = min(job.nodes, total)
     if not nodes:
         return (1, 1) if total == 1 else (None, None)
@@ -357,6 +360,7 @@ def processes(launch: Launch, spread: Shape, symbols: Symbols) -> int | None:
     text = launch.says.get("nproc")
     if text is None:
         return _default(launch, spread)
+    # --num_processes counts all machines together.
     if launch.kind == "accelerate launch":
         return _share(text, launch.says.get("nnodes", "1"))
     if text in ("gpu", "auto", "-1") or counts_gpus(symbols, text):
@@ -369,6 +373,7 @@ def processes(launch: Launch, spread: Shape, symbols: Symbols) -> int | None:
 def _default(launch: Launch, spread: Shape) -> int | None:
     if launch.vague or launch.kind == "accelerate launch":
         return None
+    # These start one process unless told; deepspeed, composer and paceline run take all GPUs.
     if launch.kind in ("torchrun", "torch.distributed.launch", "fabric run"):
         return 1
     if launch.kind == "deepspeed" and {"include", "exclude"} & set(launch.options):

@@ -30,6 +30,7 @@ def _of_argument(launch: Launch, expected: Number) -> int | None:
     match = argument(launch, [re.escape(form.lstrip("-")) for form in expected.names])
     if match is not None:
         return number(match[0]) if constant(match[0]) else None
+    # The value may be among words that are not known, and the default is then a guess.
     has_unknown = launch.vague or launch.call.chained or any(arg.loose for arg in launch.arguments)
     return None if has_unknown else expected.value
 
@@ -68,6 +69,7 @@ def _launched_nodes(case: Case, launch: Launch) -> int | None:
         return 1
     nodes_range = nnodes(launch)
     if nodes_range is not None:
+        # An elastic number of nodes has no one world size to compare with.
         return nodes_range[0] if nodes_range[0] == nodes_range[1] else None
     if launch.kind == "paceline run" and launch.call.step is not None:
         return case.shape(launch).nodes  # it reads them from Slurm

@@ -55,6 +55,7 @@ def _at_once(value: str) -> bool:
     """Return whether elements may run at the same time; with ``%1`` each continues the one
     before.
     """
+    # A single element has nothing to share; with %1 the elements run one after the other.
     elements, _, most = value.partition("%")
     return any(letter in elements for letter in "-,") and most.strip() != "1"
 
@@ -74,6 +75,7 @@ def _folder(case: Case, launch: Launch) -> str:
 
 def _differs(case: Case, folder: str) -> bool:
     """Return whether a folder may differ between elements."""
+    # A variable that this file does not know may differ: silence is right where it cannot be told.
     return any(symbol.name not in _SAME_FOR_ALL for symbol in case.symbols.of(folder))
 
 

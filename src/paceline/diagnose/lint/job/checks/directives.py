@@ -49,6 +49,7 @@ def directives_after_command(case: Case) -> Iterator[Finding]:
     if not late:
         return
     in_time = {directive.name for directive in case.job.directives.active}
+    # A late line that repeats an early one changes nothing.
     without_effect = [directive for directive in late if directive.name not in in_time]
     important = [directive for directive in without_effect if directive.name in _MATTER]
     reported = important or without_effect or late
@@ -78,6 +79,7 @@ def _first_command(case: Case) -> int:
 
 def lowercase_directive_ignored(case: Case) -> Iterator[Finding]:
     """Find #sbatch in lower case, which is a comment."""
+    # ##SBATCH and #sbatch are also used to switch a line off, beside the one that counts.
     names = {directive.name for directive in case.job.directives.active}
     for line, text in case.job.directives.lower:
         name = canonical(re.split(r"[=\s]", text.lstrip("-"))[0])
@@ -126,6 +128,7 @@ def unknown_option(case: Case) -> Iterator[Finding]:
 
 def _unknown(case: Case, directive: Directive) -> Iterator[Finding]:
     typed = directive.typed.lstrip("-")
+    # pyxis and other SPANK plugins of a site add options, which no table can know.
     if typed in PLUGIN_OPTIONS or typed.startswith(("container-", "no-container-")):
         return
     near = closest(typed, SBATCH) if directive.typed.startswith("--") else ""
@@ -143,6 +146,7 @@ def _unknown(case: Case, directive: Directive) -> Iterator[Finding]:
 
 
 def _alike(typed: str, near: str) -> bool:
+    # A missing dash, an s too many and two letters exchanged are the usual slips.
     squeezed = [re.sub(r"[-_]", "", text).rstrip("s") for text in (typed, near)]
     return (
         squeezed[0] == squeezed[1]
@@ -152,6 +156,7 @@ def _alike(typed: str, near: str) -> bool:
 
 
 def _one_off(left: str, right: str) -> bool:
+    # Short options are all near each other, so a distance says nothing about them.
     if abs(len(left) - len(right)) > 2 or min(len(left), len(right)) < 4:
         return False
     rows = list(range(len(right) + 1))
@@ -170,6 +175,7 @@ def duplicate_option(case: Case) -> Iterator[Finding]:
     previous: dict[str, Directive] = {}
     for directive in case.job.directives.active:
         earlier = previous.get(directive.name)
+        # Several mail addresses or types are written on several lines, though the last one counts.
         if earlier is not None and directive.exists and not directive.name.startswith("mail-"):
             yield case.finding(
                 "duplicate-option",
@@ -189,6 +195,7 @@ def redundant_gpu_options(case: Case) -> Iterator[Finding]:
     by_name: dict[str, Directive] = {}
     for directive in case.job.directives.active:
         names_gpus = directive.name != "gres" or "gpu" in directive.value
+        # gres also names licences, local disks and bandwidth.
         if directive.name in GPU_OPTIONS[:5] and names_gpus:
             by_name[directive.name] = directive
     if len(by_name) < 2:
@@ -227,6 +234,7 @@ def count_hosts(text: str) -> int | None:
     """Return the number of hosts in a list such as ``a[1-3,7],b``, None for a file or a malformed
     list.
     """
+    # A path is a file of hosts, which is not read here.
     if "/" in text or not text:
         return None
     total = 0
@@ -296,6 +304,7 @@ def _missing(case: Case) -> Iterator[str]:
         yield "time-missing"
     if _gets_whole_nodes(case):
         return
+    # Without limits on memory (no cons_tres with memory) a job may use what a node has.
     if not job.requests_memory and site.limits_memory:
         yield "mem-missing"
     starts_launcher = any(launch.spawns for launch in case.training)
@@ -318,6 +327,7 @@ def low_memory(case: Case) -> Iterator[Finding]:
     if memory is None or not case.training:
         return
     match = re.fullmatch(r"(\d+)([KMGT]?)B?", memory.value.strip(), re.IGNORECASE)
+    # --mem=0 means all memory of the node.
     if not match or match[1] == "0":
         return
     unit = match[2].upper()

@@ -44,6 +44,7 @@ _ONLY_TUNES = re.compile(r"CHANNELS|RINGS|THREADS|BUFF|CHUNK|THRESHOLD|CTAS")
 
 def environment_on_one_node(case: Case) -> Iterator[Finding]:
     """Find Python environments that are created in a node-local folder, on the first node only."""
+    # On one node, or without srun, all programs run where the environment is.
     if not case.job.several_nodes or not case.spreads:
         return
     for call in case.trace.calls:
@@ -81,6 +82,7 @@ def environment_synced(case: Case) -> Iterator[Finding]:
     """Find ``uv run`` and ``pixi run`` in tasks of several nodes, which all update one
     environment.
     """
+    # A local folder somewhere in the script: the environment may be in it, one for each node.
     if _NODE_LOCAL.search(case.code):
         return
     for launch in case.launches:
@@ -108,6 +110,7 @@ def _syncing_tool(case: Case, launch: Launch) -> str:
     """Return the wrapper of a launch that installs before it runs the program, or empty."""
     call = launch.call
     tool = next((name for name in call.wrappers if name in _SYNCS), "")
+    # uv reads this variable as its option --no-sync.
     if not tool or "UV_NO_SYNC" in call.env:
         return ""
     installs, switch_off = _SYNCS[tool]
@@ -119,6 +122,7 @@ def _syncing_tool(case: Case, launch: Launch) -> str:
 def conda_activate(case: Case) -> Iterator[Finding]:
     """Find ``conda activate`` in a batch shell that has not been set up for it."""
     shebang = case.lines[0] if case.lines else ""
+    # A login shell or an interactive one reads the files that set conda up.
     if re.match(r"#!.*\s-\w*[li]", shebang) or "--login" in shebang:
         return
     for call in case.trace.calls:
@@ -157,6 +161,7 @@ def _named_interface(case: Case) -> Iterator[Finding]:
         interface = setting.value if setting else None
         if setting is None or not isinstance(interface, str) or not _INTERFACE.fullmatch(interface):
             continue
+        # NCCL and gloo take a name as a prefix, so eth finds eth0 here and eth1 there.
         prefix = re.split(r"[0-9]", interface.lstrip("="))[0] or "^lo,docker"
         yield case.finding(
             "hard-coded-interface",
@@ -190,6 +195,7 @@ def _fixed_gpus(case: Case) -> Iterator[Finding]:
     gpus = setting.value if setting else None
     if setting is None or not isinstance(gpus, str) or not case.job.directives.any:
         return
+    # UUIDs name GPUs of one machine, and a variable may come from Slurm: only numbers are reported.
     if re.fullmatch(r"\d+(,\d+)*", gpus):
         yield case.finding(
             "cuda-visible-devices-hard-coded",

@@ -43,6 +43,7 @@ def _under_launcher(
 ) -> Iterator[Finding]:
     devices, nodes = resolve(case, launch, runner.devices), resolve(case, launch, runner.num_nodes)
     ranks = ranks_of(case, launch)
+    # Only under torchrun's variables does Lightning compare its devices with WORLD_SIZE.
     if not launch.torchrun_like or ranks is None:
         return
     if not devices or not nodes or devices * nodes == ranks[0] * ranks[1]:
@@ -198,6 +199,7 @@ def ranks_without_launcher(case: Case) -> Iterator[Finding]:
 def _may_set_ranks(case: Case, launch: Launch) -> bool:
     """Return whether something before the script may set the variables of a rank."""
     step = launch.call.step
+    # A sourced file is not read; mpirun and srun --mpi set variables that a script may translate.
     if case.trace.sourced or _RANK_VARIABLES & set(launch.call.env):
         return True
     return step is not None and (step.kind != "srun" or step.vague or "mpi" in step.options)
@@ -272,6 +274,7 @@ def _excess(case: Case, launch: Launch, workers: Number) -> tuple[str, str] | No
     if shape.cpus is None or processes is None:
         return None
     on_node = processes * (shape.tasks_per_node or 1)
+    # os.cpu_count() ignores the CPUs that Slurm has given: all of the node, in each process.
     if workers.kind == ALL_CPUS and on_node > 1:
         return _all_cpus(on_node, processes)
     per_process = resolve(case, launch, workers)

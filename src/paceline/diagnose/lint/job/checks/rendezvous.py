@@ -47,6 +47,7 @@ def together(case: Case, launch: Launch) -> int | None:
     nodes = case.shape(launch).nodes
     if nodes is None:
         node_range = nnodes(launch)
+        # Without a directive the number of nodes is the launcher's, unless the step has its own.
         restricted = {"ntasks", "nodes", "nodelist"} & set(step.options)
         if node_range is None or restricted or launch.call.looped:
             return None
@@ -71,6 +72,7 @@ def _takes_from_step(case: Case, launch: Launch) -> bool:
 
 def _ignores_node_rank(launch: Launch) -> bool:
     backend = launch.says.get("backend", "static")
+    # c10d numbers the nodes as they come; only the static rendezvous needs a rank for each.
     return backend != "static" or "standalone" in launch.options
 
 
@@ -96,6 +98,7 @@ def _contradicts(case: Case, launch: Launch, node_range: tuple[int, int], step_n
     """
     least, most = node_range
     tasks = step_nodes * (case.shape(launch).tasks_per_node or 1)
+    # One agent for each task counts as a node each, so the number of tasks is right too.
     return not least <= step_nodes <= most and least not in (case.job.nodes, tasks)
 
 
@@ -103,6 +106,7 @@ def _no_node_count(case: Case, launch: Launch, step_nodes: int) -> Iterator[Find
     if _takes_from_step(case, launch):
         return
     symbols = [symbol for arg in launch.call.args for symbol in case.symbols.of(arg.text)]
+    # bash -c '... --part $SLURM_PROCID' shares out independent work, such as inference.
     if any(symbol.place == NODE and _RANK.search(symbol.text) for symbol in symbols):
         return  # each node does different work on purpose
     name = option(launch, "nnodes")
@@ -139,6 +143,7 @@ def _runs_on_one_node(case: Case, launch: Launch) -> bool:
 def _may_be_one_of_several(case: Case, launch: Launch) -> bool:
     """Return whether other launchers, of this script or of another job, may join the launcher."""
     call = launch.call
+    # A loop over hosts or a background start brings the other nodes one by one.
     if launch.vague or call.background or call.looped:
         return True
     if case.job.several_nodes and _several(case, launch):
@@ -310,6 +315,7 @@ def _no_endpoint(case: Case, launch: Launch, step_nodes: int) -> Finding:
 
 def _no_address(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding]:
     setting = case.assigned("MASTER_ADDR")
+    # composer reads MASTER_ADDR; torchrun replaces it by its option.
     if launch.kind == "composer" and setting is not None:
         return
     name = option(launch, "addr")
@@ -437,6 +443,7 @@ def _rank_variable(case: Case, launch: Launch, tasks: int) -> Iterator[Finding]:
 
 def fixed_port(case: Case) -> Iterator[Finding]:
     """Find constant ports, on which two jobs on one node collide."""
+    # A node of one's own has no second job whose port could collide.
     if case.job.exclusive:
         return
     for launch in case.training:

@@ -24,6 +24,7 @@ def gpus_fewer_than_processes(case: Case) -> Iterator[Finding]:
             yield from _too_many(case, launch, processes, spread.gpus)
         elif launch.call.step is not None:
             tasks, gpus = spread.tasks_per_node, spread.node_gpus
+            # With MPS or --overcommit several processes on a GPU are meant.
             if not tasks or not gpus or case.shares_gpus:
                 continue
             if tasks > gpus:
@@ -33,6 +34,7 @@ def gpus_fewer_than_processes(case: Case) -> Iterator[Finding]:
 def _too_many(
     case: Case, launch: Launch, processes: int | None, gpus: int | None
 ) -> Iterator[Finding]:
+    # Processes on CPUs need no GPU, whatever the job has.
     on_cpus = "cpu" in launch.options or launch.options.get("accelerator") == "cpu"
     if on_cpus or case.shares_gpus or not processes:
         return
@@ -109,6 +111,7 @@ def _fewer(case: Case, launch: Launch, processes: int, gpus: int, start: str) ->
 
 def nproc_gpus_mismatch(case: Case) -> Iterator[Finding]:
     """Find launchers that start fewer processes than the node has GPUs."""
+    # Two launchers side by side, each on half of the GPUs, is how searches and servers are run.
     in_background = sum(1 for launch in case.training if launch.call.background)
     if in_background > 1 or _other_programs(case):
         return  # several programs share the GPUs
@@ -134,7 +137,9 @@ def _processes_and_gpus(case: Case, launch: Launch) -> tuple[int, int] | None:
     if not launch.spawns or launch.call.background or launch.vague:
         return None
     spread, processes = case.shape(launch), case.processes(launch)
+    # CUDA_VISIBLE_DEVICES narrows what Slurm has given, for this launch only.
     gpus = visible_gpus(launch) or spread.gpus
+    # With --gpus-per-task a task sees its own GPUs only, so each is compared by itself.
     tasks = 1 if spread.gpus_per_task else spread.tasks_per_node
     if processes is None or not gpus or not tasks:
         return None
@@ -162,6 +167,7 @@ def gpus_per_task_with_local_rank(case: Case) -> Iterator[Finding]:
     """Find programs that select a GPU by local rank although each task sees only one GPU."""
     for launch in case.training:
         spread = case.shape(launch)
+        # A launcher in each task numbers its ranks from 0 within the task, where GPU 0 exists.
         if launch.spawns or spread.gpus_per_task != 1 or (spread.tasks_per_node or 1) < 2:
             continue
         devices = argument(launch, DEVICES)
@@ -202,6 +208,7 @@ def _local(case: Case, text: str) -> bool:
 def cpus_per_task_missing(case: Case) -> Iterator[Finding]:
     """Find jobs that request no CPUs, so that Slurm assigns one to each task."""
     job = case.job
+    # An exclusive job has all CPUs of its nodes, and one without GPUs has no GPU to wait.
     if not job.requests_gpus or job.exclusive or job.mixed or not case.training:
         return
     if job.requests_cpus or _requests_cpus_otherwise(case):
@@ -258,6 +265,7 @@ def _workers(case: Case, launch: Launch, cpus: int, processes: int) -> Iterator[
     """Find too few CPUs for the loader workers that the program's own option requests."""
     match = argument(launch, _WORKERS)
     workers = number(match[0]) if match and constant(match[0]) else None
+    # As many workers as CPUs is usual: the process itself mostly waits for its GPU.
     if match is None or not workers or workers * processes <= cpus:
         return
     name = match[1].text.partition("=")[0]
@@ -271,6 +279,7 @@ def _workers(case: Case, launch: Launch, cpus: int, processes: int) -> Iterator[
             fix=f"#SBATCH --cpus-per-task={workers + 1}",
             severity="warning",
         )
+    # One CPU for the process, which launches kernels, and one for each worker.
     enough, fewer = (workers + 1) * processes, max(1, cpus // processes - 1)
     yield case.finding(
         "workers-exceed-cpus",

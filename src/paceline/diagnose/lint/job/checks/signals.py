@@ -34,12 +34,14 @@ def signals(case: Case) -> Iterator[Finding]:
     )
     if directive is None or match is None or not case.training:
         return
+    # sbatch takes numbers and names, with and without SIG.
     name = _NUMBERS.get(match[2], match[2].upper())
     traps = [
         trap
         for trap in case.trace.traps
         if name in {signal.removeprefix("SIG").upper() for signal in trap[0]}
     ]
+    # Without B: Slurm signals the steps and not the batch shell; with it, the shell only.
     if "B" in (match[1] or ""):
         yield from _to_batch(case, directive.line, name, traps)
     else:
@@ -58,6 +60,7 @@ def _to_steps(case: Case, directive: Directive, name: str, traps: list[Trap]) ->
             fix=f"#SBATCH --signal=B:{directive.value.rpartition(':')[2]}",
             severity="hint",
         )
+    # A program without srun is a child of the batch shell, which Slurm does not signal here.
     elif not case.spreads and all(launch.call.step is None for launch in case.training):
         yield case.finding(
             "signal-not-to-batch",
@@ -96,6 +99,7 @@ def _launcher_without_handler(case: Case) -> Launch | None:
     for launch in case.training:
         if launch.kind not in ("torchrun", "torch.distributed.launch") or launch.call.step is None:
             continue
+        # torch.distributed.elastic handles TERM, INT, HUP and QUIT unless this option says more.
         if "signals_to_handle" not in launch.options and not launch.vague:
             return launch
     return None
@@ -108,6 +112,7 @@ def _handler_option(name: str) -> str:
 def _to_batch(case: Case, line: int, name: str, traps: list[Trap]) -> Iterator[Finding]:
     launch = case.training[0]
     waiting = any(other.call.background for other in case.training) and case.trace.waits
+    # exec replaces the shell: the program is then what --signal=B: reaches.
     if re.search(r"^\s*exec\b", "\n".join(case.lines), re.MULTILINE):
         return
     signal = "TERM" if name in _DEADLY and _launcher_without_handler(case) else name
@@ -173,6 +178,7 @@ def _forwarded(case: Case, line: int, name: str, trap: Trap) -> Iterator[Finding
 
 def _only_wait(case: Case, trap: Trap) -> int:
     """Return the line of the only wait, which the trap ends for good; 0 if that is not certain."""
+    # A trap that waits, sleeps or requeues keeps the script alive; only a bare kill does not.
     handler_goes_on = re.search(r"\b(wait|exit|sleep|scontrol|while|until)\b", trap[1])
     if (
         handler_goes_on
@@ -194,6 +200,7 @@ def _only_wait(case: Case, trap: Trap) -> int:
 
 def background_steps(case: Case) -> Iterator[Finding]:
     """Find background programs that still run when the script ends."""
+    # A script that is not a batch script may end while its programs run on.
     if not case.job.directives.any or _WAITS.search(case.code):
         return
     launched = {id(launch.call) for launch in case.launches}

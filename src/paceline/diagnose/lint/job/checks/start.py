@@ -40,6 +40,7 @@ _SPREADERS = (
 def missing_srun(case: Case) -> Iterator[Finding]:
     """Find jobs with several nodes or tasks whose program only starts on the first node."""
     job = case.job
+    # ssh, mpirun or ray start the program on the nodes by themselves, without srun.
     if job.mixed or case.spreads or any(call.name in _SPREADERS for call in case.trace.calls):
         return
     bare = [
@@ -80,6 +81,7 @@ def missing_srun(case: Case) -> Iterator[Finding]:
 
 def _needs_srun_per_task(case: Case, launch: Launch) -> bool:
     """Return whether a program expects one task per GPU, as Lightning does under Slurm."""
+    # Unset SLURM_* variables are the known way to keep Lightning from taking tasks for ranks.
     if launch.spawns or case.hides_slurm or not _one_task_per_gpu(case):
         return False
     program = case.program(launch)
@@ -97,12 +99,14 @@ def _one_task_per_gpu(case: Case) -> bool:
 
 def _spreads_itself(case: Case, launch: Launch) -> bool:
     """Return whether a program may start itself on the nodes, or another check covers it."""
+    # It reaches the other nodes by ssh, and its hostfile has a check of its own.
     if launch.kind == "deepspeed":
         return True
     if launch.kind == "accelerate launch":
         return _is_configured(launch)
     if launch.spawns:
         return launch.vague and launch.call.maybe
+    # A script that lists the hosts is likely to start something on each.
     if not launch.program or case.names_hosts:
         return True
     patterns = (_SELF_SPREADING, _BEFOREHAND)
@@ -123,6 +127,7 @@ def _is_configured(launch: Launch) -> bool:
 def ntasks_per_node_with_torchrun(case: Case) -> Iterator[Finding]:
     """Find jobs with several tasks per node whose launcher starts once, without srun."""
     tasks = case.job.tasks_per_node
+    # On several nodes it is an error and not a hint, which missing_srun reports.
     if case.job.several_nodes or not case.job.has_tasks_per_node or not tasks or tasks < 2:
         return
     for launch in case.training:
@@ -167,6 +172,7 @@ def double_launch(case: Case) -> Iterator[Finding]:
 def _effect_of_each(case: Case, launch: Launch, tasks: int) -> str:
     """Return what the launcher does in each of several tasks, empty if that is certainly right."""
     spread, processes = case.shape(launch), case.processes(launch)
+    # torch elastic allows several agents on a node, if each has its own GPUs and its own node rank.
     if processes is None or _is_agent_per_task(launch, processes, tasks, spread):
         return ""
     if processes > 1:
@@ -224,6 +230,7 @@ def deepspeed_without_hostfile(case: Case) -> Iterator[Finding]:
             launch.call.step is None or case.shape(launch).nodes != 1
         )
         expected = node_range[0] if node_range else 1
+        # With --no_ssh the command runs on every node, as torchrun does.
         if "no_ssh" in launch.options or (not on_several and expected < 2):
             continue
         nodes = case.job.nodes if on_several else expected
@@ -269,6 +276,7 @@ def launcher_option_unknown(case: Case) -> Iterator[Finding]:
         for typed in launch.unknown:
             table = TABLES[launch.kind]
             near = closest(typed.lstrip("-").replace("-", "_"), [*table.values, *table.flags])
+            # An option that resembles none may be of another version, and is left alone.
             if not near:
                 continue
             yield case.finding(

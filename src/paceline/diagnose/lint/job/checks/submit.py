@@ -63,13 +63,16 @@ def expanded_too_early(case: Case) -> Iterator[Finding]:
 
 
 def _early(case: Case, submitted: Submitted) -> Iterator[_Early]:
+    # bash expands nothing in <<'EOF' or in single quotes, so the job sees the variables itself.
     if submitted.quoted:
         return
     in_a_job = case.job.directives.any  # then Slurm has set its variables here too, for another job
     inner_names = _set_inside(case, submitted)
     for at, line in enumerate(submitted.text.split("\n"), submitted.line):
+        # An empty variable in a message does no harm; #SBATCH lines are read by sbatch, not shown.
         if _ONLY_SHOWS.match(line):
             continue
+        # Inside a job SLURM_* of the outer job are set, and passing them on can be what is meant.
         for match in () if in_a_job else _SLURM.finditer(line):
             name = match[1]
             if name not in _OF_THE_LOGIN and not _known_here(case, name):
@@ -87,6 +90,7 @@ def _set_inside(case: Case, submitted: Submitted) -> set[str]:
     names = {
         name
         for name, value in _ASSIGNED.findall(submitted.text)
+        # PATH=$HOME/bin:$PATH extends what the login shell has, and is right when expanded early.
         if not re.search(rf"\$\{{?{name}\b", value)
     }
     names |= {name for pair in _FILLED.findall(submitted.text) for name in pair if name}
@@ -121,6 +125,7 @@ def inner_script(case: Case, submitted: Submitted) -> str:
     Variables that this shell expands are replaced by their values, or by an expansion with an
     unknown value.
     """
+    # Options on the command line of sbatch replace directives, so the text alone is not the job.
     if submitted.kind != "heredoc" or submitted.options or "#SBATCH" not in submitted.text:
         return ""
 
@@ -132,6 +137,7 @@ def inner_script(case: Case, submitted: Submitted) -> str:
         value = setting.value if setting is not None and not setting.maybe else None
         if isinstance(value, str) and constant(value) and value:
             return value
+        # What is not known here must stay so: with ":-" no check takes the name for a misspelt one.
         return match[0] if name.startswith("SLURM") else f"${{{name}:-}}"
 
     text = submitted.text

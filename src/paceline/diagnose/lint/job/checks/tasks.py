@@ -21,6 +21,7 @@ def ntasks_conflict(case: Case) -> Iterator[Finding]:
         return
     if job.ntasks == job.nodes * tasks:
         return
+    # With a launcher on each node the number of tasks decides nothing: then it is a warning.
     by_tasks = any(launch.call.step is not None and not launch.spawns for launch in case.training)
     yield case.finding(
         "ntasks-conflict",
@@ -40,6 +41,7 @@ def ntasks_conflict(case: Case) -> Iterator[Finding]:
 def slurm_ntasks_mismatch(case: Case) -> Iterator[Finding]:
     """Find a number of tasks that differs from the GPUs or from the program's own options."""
     for launch in case.training:
+        # Under a launcher a task is a node, and ranks are its own matter.
         if launch.spawns or launch.call.step is None or launch.call.maybe:
             continue
         program = case.program(launch)
@@ -85,14 +87,17 @@ def _against_gpus(case: Case, launch: Launch) -> list[Finding]:
     tasks, gpus = spread.tasks_per_node, spread.node_gpus
     if tasks is None or gpus is None:
         return []
+    # One task may drive several GPUs if --gpus-per-task says so: no GPU is idle then.
     if tasks >= gpus or (spread.gpus_per_task or 1) * tasks == gpus:
         return []
     nodes_argument = argument(launch, _NODES)
     has_nodes = nodes_argument is not None and number(nodes_argument[0]) == spread.nodes
     lightning = has_nodes and not argument(launch, (r"node[_-]rank",))
+    # A program with one task may use all GPUs by itself (DataParallel, vLLM, spawn).
     if tasks == 1 and not lightning:
         return []
     step = launch.call.step
+    # A step that selects nodes or tasks is a part of the job, of which the rest runs elsewhere.
     if step is not None and {"nodelist", "ntasks", "nodes"} & set(step.options):
         return []
     finding = case.finding(
@@ -146,6 +151,7 @@ def _against_nodes(case: Case, launch: Launch) -> Iterator[Finding]:
     if not case.job.has_nodes or requested in (nodes, case.job.nodes):
         return
     if not requested_devices(launch) and not _likely_lightning(case, launch):
+        # num_nodes is also an argument of graph networks and of simulators.
         return  # possibly the nodes of a graph
     yield case.finding(
         "slurm-ntasks-mismatch",
@@ -178,6 +184,7 @@ def _placement(case: Case) -> str:
     job = case.job
     if job.has_tasks_per_node or job.mixed or not job.directives.any:
         return ""
+    # It sets the tasks of a node from the GPUs there.
     if job.directives.last("ntasks-per-gpu"):
         return ""
     if not job.has_ntasks:
@@ -190,6 +197,7 @@ def _has_tasks_of_the_job(launch: Launch) -> bool:
     step = launch.call.step
     if launch.spawns or step is None or step.kind != "srun" or step.vague:
         return False
+    # The step has a number of its own, and takes nothing from the job.
     return not {"ntasks", "ntasks-per-node", "n"} & set(step.options)
 
 

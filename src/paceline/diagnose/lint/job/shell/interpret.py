@@ -123,6 +123,7 @@ class _Walker:
     def _outcome(self, node: Node) -> bool | None:
         if not isinstance(node, Simple) or not node.words:
             return True
+        # Of a test the outcome may follow from the text: [ $SLURM_NNODES -gt 1 ] with --nodes=2.
         if node.words[0].raw in TESTS:
             return decide([node], self.expander)
         if node.joined == "||" or node.words[0].raw in ("command", "which", "type", "grep"):
@@ -140,6 +141,7 @@ class _Walker:
             self._loop(node, frame)
         elif isinstance(node, CaseStatement):
             inner = replace(frame, maybe=True)
+            # None of the patterns may match.
             self._either([partial(self.walk, body, inner) for body in node.bodies], True)
         elif isinstance(node, Function):
             self.functions[node.name] = node.body
@@ -154,6 +156,7 @@ class _Walker:
     def _group(self, node: GroupStatement, frame: _Frame, *, maybe: bool) -> None:
         ended, folder = self.ended, self.folder
         self._perhaps(partial(self.walk, node.body, frame), maybe=maybe)
+        # exit ends the subshell only, or a group that may not run at all.
         if node.subshell or maybe:
             self.ended = ended
         if node.subshell:
@@ -209,11 +212,13 @@ class _Walker:
         return self.trace.symbols.char(Symbol(f"${name}", self.expander.place, "", "", True))
 
     def _loop(self, node: LoopStatement, frame: _Frame) -> None:
+        # The body runs any number of times: what it assigns is unknown from its first line on.
         for name in {node.name, *assigned(node.body)} - {""}:
             self.expander.values[name] = self._vague(name)
         if node.name and node.words:
             items = [arg for word in node.words for arg in self.expander.fields(word)]
             is_known = len(items) == 1 and constant(items[0].text)
+            # The variable of a loop is one word in each turn, whatever the list has.
             single = self.trace.symbols.char(Symbol(f"${node.name}", self.expander.place))
             self.expander.values[node.name] = items[0].text if is_known else single
         inner = replace(frame, looped=True)
@@ -236,6 +241,7 @@ class _Walker:
         if not args:
             return
         name = args[0].text
+        # A function that calls itself would not end here: its loop ends at run time only.
         if name in self.functions and frame.depth < MOST_NESTED:
             self._function(name, args[1:], frame)
         elif name in _BUILTINS:
@@ -268,6 +274,7 @@ class _Walker:
             fields = [arg.text for word in assign.value for arg in self.expander.fields(word)]
             return [*before, *fields] if assign.append and isinstance(before, list) else fields
         text = self.expander.text(assign.value)
+        # array[i]=x changes one element, and i is rarely known.
         if assign.index:
             return self._vague(assign.name)
         if assign.append:
@@ -314,6 +321,7 @@ class _Walker:
         target = args[1].text if len(args) > 1 else ""
         if target in self.files:
             self._run_text(*self.files[target], frame)
+        # A sourced file may set any variable: checks for missing ones are silent from here on.
         elif not _SETUP_FILE.search(target):
             self.trace.sourced = True
 
@@ -349,6 +357,7 @@ class _Walker:
             self._submit(peeled.args, node, body)
         wrappers = frame.wrappers + peeled.wrappers
         inner = replace(frame, wrappers=wrappers, line=frame.line or node.line)
+        # What a step runs is expanded on the nodes, where SLURM_NODEID and the host differ.
         if peeled.step is not None:
             inner = replace(inner, place=NODE, step=frame.step or peeled.step)
         env = {**self._env(), **assignments, **peeled.env}
@@ -421,6 +430,7 @@ class _Walker:
 
     def _run_text(self, text: str, line: int, frame: _Frame) -> None:
         if frame.depth < MOST_NESTED:
+            # Each level of eval counts as ten of the parser, whose limit they share.
             script = parse(text, line=line, depth=10 * frame.depth)
             self.walk(script.nodes, replace(frame, depth=frame.depth + 1))
 
@@ -429,6 +439,7 @@ class _Walker:
         tree = parse(script.text, line=script.line, depth=8 * frame.depth)
         self.trace.broken += tree.broken
         ours = self.expander
+        # Reported for tasks only: in the batch shell an unset variable is often a default.
         lost = frozenset(ours.values) - frozenset(env) if frame.place == NODE else frozenset()
         expander = Expander(
             ours.symbols, dict(env), place=frame.place, presets=ours.presets, lost=lost | ours.lost

@@ -107,12 +107,14 @@ class _ShellReader:
                 if (text.lstrip("\t") if tabs else text).rstrip("\r") == delimiter:
                     break
                 lines.append(text.lstrip("\t") if tabs else text)
+            # #SBATCH inside a here-document belongs to the job that it submits.
             self.data_lines.update(range(line, line + len(lines)))
             command.redirects.append(
                 ("<<", self._body(start, "\n".join(lines), line, quoted=quoted))
             )
 
     def _body(self, start: int, text: str, line: int, *, quoted: bool) -> Word:
+        # A body that is no valid shell text, such as Python with a lone quote, stays as it is.
         if not quoted:
             try:
                 return parse_word(text, line=line, quoted=True, depth=self.cursor.depth)
@@ -133,6 +135,7 @@ class _ShellReader:
                 break
             if stops and self._keyword() in stops:
                 break
+            # A surplus fi or done ends the list, so that what follows is still read.
             if not stops and self._keyword() in _CLOSERS:
                 break
             node = self._command()
@@ -201,6 +204,7 @@ class _ShellReader:
         if reader is not None:
             cursor.at += len(keyword)
             return self._redirected(reader(self, line))
+        # The command behind them starts all the same, and that is what checks ask for.
         if keyword in ("!", "time", "coproc"):
             cursor.at += len(keyword)
             self._blanks()
@@ -385,6 +389,7 @@ class _ShellReader:
             command.assigns.append(self._assign(match))
             return
         word = read_word(self.cursor)
+        # The lines of python -c "..." are data: a # SBATCH there is no directive.
         if command.words and "\n" in word.raw:
             self.data_lines.update(range(word.line, self.cursor.line + 1))
         command.words.append(word)

@@ -52,6 +52,7 @@ class Symbols:
     def char(self, symbol: Symbol) -> str:
         """Return the character that stands for a symbol."""
         if symbol not in self._chars:
+            # The private use area of Unicode is finite; a generated script may have more.
             if len(self._table) >= _MOST_SYMBOLS:
                 return chr(_FIRST)
             self._chars[symbol] = chr(_FIRST + len(self._table))
@@ -121,6 +122,7 @@ class Expander:
             if texts and pieces:
                 texts[-1] += pieces.pop(0)
             texts += pieces
+        # Quotes around any part keep the whole in one argument.
         may_be_several = all(_may_be_several(part) for part in word.parts)
         return [Arg(text, word.line, may_be_several and self._loose(text)) for text in texts]
 
@@ -140,6 +142,7 @@ class Expander:
         return self._cut("".join(pieces))
 
     def _cut(self, text: str) -> str:
+        # A loop that appends to a variable would double it until memory ends.
         return text if len(text) <= MOST_TEXT else self._unknown("...", loose=True)
 
     def _loose(self, text: str) -> bool:
@@ -184,6 +187,7 @@ class Expander:
 
     def _first(self, name: str, elements: list[str]) -> str:
         """Return the first element of an array; an unknown array has one loose element."""
+        # ${array[0]} of an unknown array is one value, though the array may have none or many.
         if elements and self._loose(elements[0]):
             return self._unknown(f"${{{name}[0]}}")
         return elements[0] if elements else ""

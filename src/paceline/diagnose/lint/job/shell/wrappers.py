@@ -87,11 +87,13 @@ def base_name(text: str) -> str:
 def peel(args: list[Arg]) -> Peeled:
     """Remove all wrappers from a command."""
     peeled = Peeled(list(args))
+    # srun env timeout apptainer ... python is a chain of five; a longer one is no handwritten line.
     for _ in range(12):
         if not peeled.args:
             break
         name = base_name(peeled.args[0].text)
         consumed = _take(name, peeled)
+        # A wrapper without a program behind it is the program: srun alone opens nothing here.
         if consumed is None or consumed >= len(peeled.args) + (name in ("srun", *_MPI)):
             break
         peeled.wrappers += (name,)
@@ -104,6 +106,7 @@ def _take(name: str, peeled: Peeled) -> int | None:
     args = peeled.args
     if name == "srun":
         step, consumed = _srun(args)
+        # Of srun within srun the outer one decides where processes start.
         peeled.step = peeled.step or step
         return consumed
     if name in _MPI:
@@ -115,6 +118,7 @@ def _take(name: str, peeled: Peeled) -> int | None:
     if name == "env":
         return _env(args, peeled.env)
     if name == "timeout":
+        # One more word than the options: the duration.
         return _plain(args, frozenset({"-s", "-k", "--signal", "--kill-after"})) + 1
     if name == "taskset":
         return _plain(args, frozenset()) + 1
@@ -156,6 +160,7 @@ def _srun_option(args: list[Arg], at: int, options: dict[str, str]) -> int:
         name, value = canonical(text[1], SRUN) or text[1], text[2:]
         if not takes_value(name, SRUN):
             options[name] = ""
+            # -lu is -l -u: flags of one letter may stand together.
             if value and value.isalpha():
                 options.update({canonical(char, SRUN) or char: "" for char in value})
             return 1
@@ -179,6 +184,7 @@ def _seek_behind(name: str, args: list[Arg]) -> int | None:
     if args[program - 1].text in ("-n", "-p", "--name", "--prefix"):
         program = _seek(args[program:]) + program  # an environment with the name of a program
     if program < len(args):
+        # A program behind a script is an argument of the script.
         scripts = [at for at in range(1, program) if args[at].text.endswith(".py")]
         return None if scripts else program
     if name in ("uv", "poetry", "pdm", "pixi", "rye", "pipenv", "hatch") and any(
