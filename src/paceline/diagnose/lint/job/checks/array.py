@@ -6,23 +6,15 @@ from collections.abc import Iterator
 
 from paceline.diagnose.lint.job.case import Case
 from paceline.diagnose.lint.job.launches import Launch, argument
+from paceline.diagnose.lint.job.sbatch_options import names
 from paceline.errors import Finding
 
 # Other options such as --output-dir may be shared: each element writes other files there.
 _FOLDERS = (r"run[-_]dir",)
 _VARIABLE = "PACELINE_RUN_DIR"
-_SAME_FOR_ALL = frozenset(
-    [
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "PWD",
-        "SCRATCH",
-        "WORK",
-        "SLURM_SUBMIT_DIR",
-        "SLURM_JOB_NAME",
-        "SLURM_ARRAY_JOB_ID",
-    ]
+# SLURM_JOB_ID is not among them: each element is a job with a number of its own.
+_SAME_FOR_ALL = names(
+    "HOME USER LOGNAME PWD SCRATCH WORK SLURM_SUBMIT_DIR SLURM_JOB_NAME SLURM_ARRAY_JOB_ID"
 )
 
 
@@ -52,18 +44,14 @@ def fixed_run_folder(case: Case) -> Iterator[Finding]:
 
 
 def _at_once(value: str) -> bool:
-    """Return whether elements may run at the same time; with ``%1`` each continues the one
-    before.
-    """
-    # A single element has nothing to share; with %1 the elements run one after the other.
+    """Return whether elements may run at the same time."""
+    # An array of `%1` is the usual chain of jobs: each element continues what the last one saved.
     elements, _, most = value.partition("%")
     return any(letter in elements for letter in "-,") and most.strip() != "1"
 
 
 def _folder(case: Case, launch: Launch) -> str:
-    """Return the run folder from the launcher's option, the program's option or
-    PACELINE_RUN_DIR.
-    """
+    """Return the run folder by the launcher's option, the program's or PACELINE_RUN_DIR."""
     if launch.kind == "paceline run" and launch.options.get("run_dir"):
         return launch.options["run_dir"]
     match = argument(launch, _FOLDERS)

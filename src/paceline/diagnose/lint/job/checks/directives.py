@@ -9,22 +9,12 @@ from collections.abc import Iterator
 from paceline.diagnose.lint.job.allocation import GPU_OPTIONS, number
 from paceline.diagnose.lint.job.case import Case
 from paceline.diagnose.lint.job.directives import Directive
-from paceline.diagnose.lint.job.sbatch_options import PLUGIN_OPTIONS, SBATCH, canonical
+from paceline.diagnose.lint.job.sbatch_options import PLUGIN_OPTIONS, SBATCH, canonical, names
 from paceline.errors import Finding, closest
 
 # Options without which the job gets other resources.
-_MATTER = frozenset(
-    {
-        "nodes",
-        "ntasks",
-        "ntasks-per-node",
-        "cpus-per-task",
-        "mem",
-        "mem-per-cpu",
-        "time",
-        "exclusive",
-        *GPU_OPTIONS,
-    }
+_MATTER = names("nodes ntasks ntasks-per-node cpus-per-task mem mem-per-cpu time exclusive").union(
+    GPU_OPTIONS
 )
 # Options that select nodes, so that the default partition may be right.
 _SELECT_NODES = ("partition", "account", "qos", "reservation", "constraint", "clusters")
@@ -49,15 +39,15 @@ def directives_after_command(case: Case) -> Iterator[Finding]:
     if not late:
         return
     in_time = {directive.name for directive in case.job.directives.active}
-    # A late line that repeats an early one changes nothing.
+    # What stands above too is in effect all the same, so the others are named first.
     without_effect = [directive for directive in late if directive.name not in in_time]
     important = [directive for directive in without_effect if directive.name in _MATTER]
     reported = important or without_effect or late
-    names = ", ".join(dict.fromkeys(directive.typed for directive in reported))
+    typed = ", ".join(dict.fromkeys(directive.typed for directive in reported))
     command = _first_command(case)
     yield case.finding(
         "directives-after-command",
-        f"{names} stand{'s' if ',' not in names else ''} behind the first command (line {command})",
+        f"{typed} stand{'s' if ',' not in typed else ''} behind the first command (line {command})",
         line=reported[0].line,
         more=[command],
         why=(
@@ -79,11 +69,10 @@ def _first_command(case: Case) -> int:
 
 def lowercase_directive_ignored(case: Case) -> Iterator[Finding]:
     """Find #sbatch in lower case, which is a comment."""
-    # ##SBATCH and #sbatch are also used to switch a line off, beside the one that counts.
-    names = {directive.name for directive in case.job.directives.active}
+    in_effect = {directive.name for directive in case.job.directives.active}
     for line, text in case.job.directives.lower:
         name = canonical(re.split(r"[=\s]", text.lstrip("-"))[0])
-        if not name or name in names or re.search(r"\.(sh|sbatch|slurm|job|bash)\b", text):
+        if not name or name in in_effect or re.search(r"\.(sh|sbatch|slurm|job|bash)\b", text):
             continue  # a disabled duplicate of a directive, or the command that submits the script
         yield case.finding(
             "lowercase-directive-ignored",
@@ -128,10 +117,11 @@ def unknown_option(case: Case) -> Iterator[Finding]:
 
 def _unknown(case: Case, directive: Directive) -> Iterator[Finding]:
     typed = directive.typed.lstrip("-")
-    # pyxis and other SPANK plugins of a site add options, which no table can know.
+    # pyxis adds options of these two beginnings, more of them with each release.
     if typed in PLUGIN_OPTIONS or typed.startswith(("container-", "no-container-")):
         return
     near = closest(typed, SBATCH) if directive.typed.startswith("--") else ""
+    # A plugin of the site may add any name, but hardly one that is a typo of Slurm's.
     certain = bool(near) and _alike(typed, near)
     value = f"={directive.value}" if directive.value else ""
     yield case.finding(
@@ -156,9 +146,10 @@ def _alike(typed: str, near: str) -> bool:
 
 
 def _one_off(left: str, right: str) -> bool:
-    # Short options are all near each other, so a distance says nothing about them.
+    # Short names are all within two edits of each other.
     if abs(len(left) - len(right)) > 2 or min(len(left), len(right)) < 4:
         return False
+    # Levenshtein's distance, of which only the last row is kept.
     rows = list(range(len(right) + 1))
     for at, char in enumerate(left, 1):
         before, rows[0] = rows[0], at
@@ -195,7 +186,7 @@ def redundant_gpu_options(case: Case) -> Iterator[Finding]:
     by_name: dict[str, Directive] = {}
     for directive in case.job.directives.active:
         names_gpus = directive.name != "gres" or "gpu" in directive.value
-        # gres also names licences, local disks and bandwidth.
+        # The last one, tres-per-task, may request CPUs alone.
         if directive.name in GPU_OPTIONS[:5] and names_gpus:
             by_name[directive.name] = directive
     if len(by_name) < 2:
@@ -231,13 +222,12 @@ def nodelist_larger_than_nodes(case: Case) -> Iterator[Finding]:
 
 
 def count_hosts(text: str) -> int | None:
-    """Return the number of hosts in a list such as ``a[1-3,7],b``, None for a file or a malformed
-    list.
-    """
-    # A path is a file of hosts, which is not read here.
+    """Return the number of hosts in a list such as ``a[1-3,7],b``, None for a file or no list."""
     if "/" in text or not text:
         return None
     total = 0
+    # A comma outside brackets separates hosts, one inside separates ranges of numbers. Several
+    # brackets in a name, as in r[1-2]n[01-04], multiply.
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         count = 1
         for inner in re.findall(r"\[([^\]]*)\]", part):
@@ -256,9 +246,7 @@ def _range(text: str) -> int | None:
 
 
 def missing_requests(case: Case) -> Iterator[Finding]:
-    """Find missing requests: time, and memory, GPUs or partition where the cluster's configuration
-    needs them.
-    """
+    """Find missing requests: time, and what the cluster's configuration makes necessary."""
     if not case.job.directives.any or not case.training or case.job.mixed:
         return
     for name in _missing(case):
@@ -302,23 +290,21 @@ def _missing(case: Case) -> Iterator[str]:
     job, site = case.job, case.site
     if job.directives.last("time") is None:
         yield "time-missing"
-    if _gets_whole_nodes(case):
+    directive = job.directives.last("partition")
+    partition = directive.value if directive else site.partition
+    # Memory and GPUs have to be divided only where several jobs share a node.
+    if job.exclusive or partition in site.whole_nodes:
         return
     # Without limits on memory (no cons_tres with memory) a job may use what a node has.
     if not job.requests_memory and site.limits_memory:
         yield "mem-missing"
+    # A plain program may be one for CPUs, a launcher starts several processes for GPUs.
     starts_launcher = any(launch.spawns for launch in case.training)
     if job.requests_gpus or not site.binds_gpus or not starts_launcher:
         return
     yield "gpus-not-requested"
     if not job.directives.last(*_SELECT_NODES):
         yield "partition-missing"
-
-
-def _gets_whole_nodes(case: Case) -> bool:
-    directive = case.job.directives.last("partition")
-    partition = directive.value if directive else case.site.partition
-    return case.job.exclusive or partition in case.site.whole_nodes
 
 
 def low_memory(case: Case) -> Iterator[Finding]:

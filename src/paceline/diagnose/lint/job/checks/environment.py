@@ -1,6 +1,4 @@
-"""Check the environment of programs: Python environments, network settings, variables of NCCL and
-torch.
-"""
+"""Check the environment of programs: Python environments, networks, variables of NCCL and torch."""
 
 from __future__ import annotations
 
@@ -38,6 +36,8 @@ _BEFOREHAND = {
     "uv": "uv sync  (before srun), and srun ... uv run --no-sync ...",
     "pixi": "pixi install  (before srun), and srun ... pixi run --as-is ...",
 }
+# NCCL and gloo take a name as a prefix, so that `ib` or `eth` fits each node; with a number, or
+# behind `=`, it is one interface.
 _INTERFACE = re.compile(r"=?[a-z]+[a-z0-9]*\d[a-z0-9.]*", re.ASCII)
 _ONLY_TUNES = re.compile(r"CHANNELS|RINGS|THREADS|BUFF|CHUNK|THRESHOLD|CTAS")
 
@@ -71,18 +71,18 @@ def environment_on_one_node(case: Case) -> Iterator[Finding]:
 def _created_folder(case: Case, call: CommandCall) -> str:
     """Return the node-local folder in which a command creates an environment, or empty."""
     words = [case.show(arg.text) for arg in call.args]
+    # `--prefix=$TMPDIR/env` has the folder behind the equals sign
     local = (word for word in words[1:] if _NODE_LOCAL.match(word.partition("=")[2] or word))
     creates = "venv" in words[1:3] or "create" in words[1:2]
     has_own_command = call.name in ("virtualenv", "conda-unpack")
+    # An environment that conda-pack has packed is unpacked by tar.
     unpacks = call.name == "tar" and any("env" in word for word in words[1:])
     return next(local, "") if creates or has_own_command or unpacks else ""
 
 
 def environment_synced(case: Case) -> Iterator[Finding]:
-    """Find ``uv run`` and ``pixi run`` in tasks of several nodes, which all update one
-    environment.
-    """
-    # A local folder somewhere in the script: the environment may be in it, one for each node.
+    """Find ``uv run`` and ``pixi run`` in tasks of several nodes, which update one environment."""
+    # UV_PROJECT_ENVIRONMENT or the like may put the environment on a disk of each node.
     if _NODE_LOCAL.search(case.code):
         return
     for launch in case.launches:
@@ -122,7 +122,7 @@ def _syncing_tool(case: Case, launch: Launch) -> str:
 def conda_activate(case: Case) -> Iterator[Finding]:
     """Find ``conda activate`` in a batch shell that has not been set up for it."""
     shebang = case.lines[0] if case.lines else ""
-    # A login shell or an interactive one reads the files that set conda up.
+    # A login or interactive shell reads the files that `conda init` has changed.
     if re.match(r"#!.*\s-\w*[li]", shebang) or "--login" in shebang:
         return
     for call in case.trace.calls:
@@ -145,9 +145,7 @@ def conda_activate(case: Case) -> Iterator[Finding]:
 
 
 def network_settings(case: Case) -> Iterator[Finding]:
-    """Find settings for one kind of machine: a named interface, InfiniBand disabled, fixed GPU
-    numbers.
-    """
+    """Find settings for one kind of machine: an interface, InfiniBand disabled, fixed GPUs."""
     yield from _named_interface(case)
     yield from _infiniband_disabled(case)
     yield from _fixed_gpus(case)
@@ -161,7 +159,6 @@ def _named_interface(case: Case) -> Iterator[Finding]:
         interface = setting.value if setting else None
         if setting is None or not isinstance(interface, str) or not _INTERFACE.fullmatch(interface):
             continue
-        # NCCL and gloo take a name as a prefix, so eth finds eth0 here and eth1 there.
         prefix = re.split(r"[0-9]", interface.lstrip("="))[0] or "^lo,docker"
         yield case.finding(
             "hard-coded-interface",
@@ -176,6 +173,7 @@ def _named_interface(case: Case) -> Iterator[Finding]:
 
 def _infiniband_disabled(case: Case) -> Iterator[Finding]:
     setting = case.exported("NCCL_IB_DISABLE")
+    # Within a node NCCL uses NVLink, PCIe or shared memory.
     if setting and setting.value == "1" and case.job.nodes != 1:
         yield case.finding(
             "infiniband-disabled",
@@ -193,6 +191,7 @@ def _infiniband_disabled(case: Case) -> Iterator[Finding]:
 def _fixed_gpus(case: Case) -> Iterator[Finding]:
     setting = case.exported("CUDA_VISIBLE_DEVICES")
     gpus = setting.value if setting else None
+    # Without Slurm somebody has to choose the GPUs.
     if setting is None or not isinstance(gpus, str) or not case.job.directives.any:
         return
     # UUIDs name GPUs of one machine, and a variable may come from Slurm: only numbers are reported.

@@ -1,6 +1,4 @@
-"""Check a job against the training script that it starts: ranks, devices, CPUs, address,
-downloads.
-"""
+"""Check a job against the training script that it starts: ranks, devices, CPUs, address."""
 
 from __future__ import annotations
 
@@ -30,8 +28,11 @@ def lightning_ranks(case: Case) -> Iterator[Finding]:
     """Find a Trainer or Fabric of Lightning whose devices or nodes differ from those of the job."""
     for launch, program in _pairs(case):
         runner = program.runner
+        # fabric run gives the script devices and nodes itself, in LT_DEVICES and LT_NUM_NODES.
         if runner is None or launch.kind == "fabric run":
             continue
+        # Lightning asks for torchrun's variables before Slurm's, so under a launcher in a step the
+        # ranks are the launcher's, not the tasks.
         if launch.spawns:
             yield from _under_launcher(case, launch, program, runner)
         elif not case.hides_slurm and not (launch.call.maybe and launch.call.place == BATCH):
@@ -69,6 +70,7 @@ def _times(ranks: int, nodes: int) -> str:
 
 
 def _alone(runner: Runner, devices: int, nodes: int) -> str:
+    # For one device on one node strategy="auto" is SingleDeviceStrategy, whatever was launched.
     if runner.single and devices == nodes == 1:
         return (
             "with one device and one node it makes no process group: each process trains alone, on"
@@ -95,11 +97,10 @@ def _under_slurm(case: Case, launch: Launch, program: Program, runner: Runner) -
 
 
 def _ranks_are_tasks(case: Case, launch: Launch) -> bool:
-    """Return whether Lightning takes its ranks from Slurm's tasks.
-
-    Without a number of tasks Lightning starts the processes itself.
-    """
+    """Return whether Lightning takes its ranks from Slurm's tasks."""
     step = launch.call.step
+    # In the batch shell Slurm sets SLURM_NTASKS only if tasks were requested. Without the variable
+    # Lightning starts the processes itself.
     if step is None:
         return case.job.has_ntasks or case.job.has_tasks_per_node
     return step.kind == "srun" and not step.vague
@@ -151,6 +152,7 @@ def _against_nodes(
 
 def _lacks_tasks_per_node(case: Case, launch: Launch) -> bool:
     """Return whether a step has several tasks, and no option says how many run on each node."""
+    # Without the option Slurm does not set SLURM_NTASKS_PER_NODE, which Lightning insists on.
     step = launch.call.step
     if case.job.has_tasks_per_node or (step is not None and "ntasks-per-node" in step.options):
         return False
@@ -199,7 +201,7 @@ def ranks_without_launcher(case: Case) -> Iterator[Finding]:
 def _may_set_ranks(case: Case, launch: Launch) -> bool:
     """Return whether something before the script may set the variables of a rank."""
     step = launch.call.step
-    # A sourced file is not read; mpirun and srun --mpi set variables that a script may translate.
+    # A sourced file may export them, and MPI has ranks of its own.
     if case.trace.sourced or _RANK_VARIABLES & set(launch.call.env):
         return True
     return step is not None and (step.kind != "srun" or step.vague or "mpi" in step.options)
@@ -226,6 +228,7 @@ def spawned_twice(case: Case) -> Iterator[Finding]:
     """Find scripts that spawn the processes of a node although the job starts them too."""
     for launch, program in _pairs(case):
         ranks = ranks_of(case, launch)
+        # One process for each node that spawns the others is how torch's examples do it.
         if program.spawns is None or ranks is None or ranks[0] < 2:
             continue
         spawned = resolve(case, launch, program.spawns[0])
@@ -278,6 +281,7 @@ def _excess(case: Case, launch: Launch, workers: Number) -> tuple[str, str] | No
     if workers.kind == ALL_CPUS and on_node > 1:
         return _all_cpus(on_node, processes)
     per_process = resolve(case, launch, workers)
+    # With fewer CPUs than processes the workers are not the point: cpus-too-few says so.
     if per_process and per_process * processes > shape.cpus >= processes:
         return _too_many_workers(processes, per_process, shape.cpus)
     return None
@@ -327,6 +331,8 @@ def rendezvous_replaced(case: Case) -> Iterator[Finding]:
 def _port_replaced(
     case: Case, launch: Launch, program: Program, port: str, place: Place
 ) -> Iterator[Finding]:
+    # torchrun's agent hosts the store of its ranks (TORCHELASTIC_USE_AGENT_STORE), so they all only
+    # connect. Without an agent rank 0 would open the replaced port itself, and they would meet.
     if (
         launch.kind not in ("torchrun", "torch.distributed.launch")
         or launch.says.get("port") == port
@@ -361,6 +367,8 @@ def device_by_rank(case: Case) -> Iterator[Finding]:
 def _by_global_rank(case: Case, launch: Launch, beside: tuple[Program, Place]) -> Iterator[Finding]:
     ranks = ranks_of(case, launch)
     gpus = visible_gpus(launch) or case.shape(launch).gpus
+    # With fewer GPUs than the ranks of a node even the local rank would be too large, which
+    # gpus-fewer-than-processes reports.
     if ranks is None or not gpus or not ranks[0] * ranks[1] > gpus >= ranks[0]:
         return
     yield case.finding(
@@ -378,6 +386,7 @@ def _by_global_rank(case: Case, launch: Launch, beside: tuple[Program, Place]) -
 
 def _by_local_rank(case: Case, launch: Launch, beside: tuple[Program, Place]) -> Iterator[Finding]:
     ranks, gpus = ranks_of(case, launch), case.shape(launch).gpus_per_task
+    # The ranks of a launcher are in one task and see the same GPUs.
     if launch.spawns or ranks is None or not gpus or ranks[0] <= gpus:
         return
     directive = case.job.directives.last("gpus-per-task")

@@ -1,6 +1,4 @@
-"""Check the rendezvous of several nodes: number of nodes, node rank, master address, endpoint,
-port.
-"""
+"""Check the rendezvous of several nodes: number of nodes, node rank, address, endpoint, port."""
 
 from __future__ import annotations
 
@@ -46,8 +44,9 @@ def together(case: Case, launch: Launch) -> int | None:
         return None
     nodes = case.shape(launch).nodes
     if nodes is None:
+        # The number may come from `sbatch --nodes=4 job.sh`. Then the launcher's own number tells,
+        # unless the step is one of several, each for a part of the nodes.
         node_range = nnodes(launch)
-        # Without a directive the number of nodes is the launcher's, unless the step has its own.
         restricted = {"ntasks", "nodes", "nodelist"} & set(step.options)
         if node_range is None or restricted or launch.call.looped:
             return None
@@ -61,9 +60,7 @@ def _supplied(launch: Launch) -> bool:
 
 
 def _takes_from_step(case: Case, launch: Launch) -> bool:
-    """Return whether the launcher reads nodes, node rank and node 0 from the step, as paceline run
-    does.
-    """
+    """Return whether the launcher reads nodes, node rank and node 0 from the step."""
     uses_slurm = launch.kind == "paceline run" and not {"no_slurm", "standalone"} & set(
         launch.options
     )
@@ -71,14 +68,15 @@ def _takes_from_step(case: Case, launch: Launch) -> bool:
 
 
 def _ignores_node_rank(launch: Launch) -> bool:
+    # A c10d rendezvous numbers the nodes itself; torchrun uses --node-rank for static ones only.
     backend = launch.says.get("backend", "static")
-    # c10d numbers the nodes as they come; only the static rendezvous needs a rank for each.
     return backend != "static" or "standalone" in launch.options
 
 
 def node_count(case: Case) -> Iterator[Finding]:
     """Find launchers on several nodes whose number of nodes is missing or different."""
     for launch in case.training:
+        # deepspeed takes the nodes from its hostfile, composer has a world size instead.
         if not launch.spawns or launch.kind in ("deepspeed", "composer"):
             continue
         step_nodes, node_range = together(case, launch), nnodes(launch)
@@ -88,18 +86,13 @@ def node_count(case: Case) -> Iterator[Finding]:
             "nnodes" not in launch.says and not _supplied(launch)
         ):
             yield from _no_node_count(case, launch, step_nodes)
-        elif node_range is not None and _contradicts(case, launch, node_range, step_nodes):
-            yield _mismatch(case, launch, node_range, step_nodes)
-
-
-def _contradicts(case: Case, launch: Launch, node_range: tuple[int, int], step_nodes: int) -> bool:
-    """Return whether the launcher's nodes are neither those of the step or job, nor the tasks of
-    the step.
-    """
-    least, most = node_range
-    tasks = step_nodes * (case.shape(launch).tasks_per_node or 1)
-    # One agent for each task counts as a node each, so the number of tasks is right too.
-    return not least <= step_nodes <= most and least not in (case.job.nodes, tasks)
+        elif node_range is not None:
+            least, most = node_range
+            # With a launcher in each task, each counts as a node. A step may also be one of several
+            # that make up the job's nodes together.
+            tasks = step_nodes * (case.shape(launch).tasks_per_node or 1)
+            if not least <= step_nodes <= most and least not in (case.job.nodes, tasks):
+                yield _mismatch(case, launch, node_range, step_nodes)
 
 
 def _no_node_count(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding]:
@@ -108,7 +101,7 @@ def _no_node_count(case: Case, launch: Launch, step_nodes: int) -> Iterator[Find
     symbols = [symbol for arg in launch.call.args for symbol in case.symbols.of(arg.text)]
     # bash -c '... --part $SLURM_PROCID' shares out independent work, such as inference.
     if any(symbol.place == NODE and _RANK.search(symbol.text) for symbol in symbols):
-        return  # each node does different work on purpose
+        return
     name = option(launch, "nnodes")
     option_text = "--standalone" if "standalone" in launch.options else f"no {name}"
     yield case.finding(
@@ -143,7 +136,7 @@ def _runs_on_one_node(case: Case, launch: Launch) -> bool:
 def _may_be_one_of_several(case: Case, launch: Launch) -> bool:
     """Return whether other launchers, of this script or of another job, may join the launcher."""
     call = launch.call
-    # A loop over hosts or a background start brings the other nodes one by one.
+    # `for host in ...; do srun -w $host torchrun ... & done` starts them one by one.
     if launch.vague or call.background or call.looped:
         return True
     if case.job.several_nodes and _several(case, launch):
@@ -175,32 +168,24 @@ def node_rank(case: Case) -> Iterator[Finding]:
     """Find missing node ranks, and node ranks that are the same on all nodes."""
     for launch in case.training:
         step_nodes = together(case, launch)
-        if step_nodes is None or not _has_node_rank(launch):
+        if step_nodes is None or not launch.spawns or _ignores_node_rank(launch):
             continue
+        if launch.kind == "deepspeed":
+            continue  # it gives its nodes numbers by the hostfile
         value = launch.says.get("node_rank")
         if value is None:
             yield from _no_rank(case, launch, step_nodes)
         elif symbol := _same_on_all(case, launch, value):
             yield _on_batch_host(case, launch, symbol, step_nodes)
-        elif _same_for_all_nodes(case, launch, value):
+        elif launch.call.looped or _several(case, launch):
+            continue  # other starts of the launcher may have the other numbers
+        elif _one_number(case, launch, value):
             yield _all_the_same(case, launch, value, step_nodes)
 
 
-def _has_node_rank(launch: Launch) -> bool:
-    return launch.spawns and launch.kind != "deepspeed" and not _ignores_node_rank(launch)
-
-
-def _same_for_all_nodes(case: Case, launch: Launch, value: str) -> bool:
-    """Return whether the only start of a launcher gives all nodes the same rank."""
-    if launch.call.looped or _several(case, launch):
-        return False
-    return _one_number(case, launch, value)
-
-
 def _one_number(case: Case, launch: Launch, value: str) -> bool:
-    """Return whether a value is the same on all nodes: a number, or SLURM_LOCALID with one task per
-    node.
-    """
+    """Return whether a value is the same on all nodes."""
+    # SLURM_LOCALID counts the tasks of a node: with one on each it is 0 everywhere.
     symbol = case.symbols.only(value)
     if symbol is not None:
         return symbol.name == "SLURM_LOCALID" and case.shape(launch).tasks_per_node == 1
@@ -208,13 +193,12 @@ def _one_number(case: Case, launch: Launch, value: str) -> bool:
 
 
 def _several(case: Case, launch: Launch) -> bool:
-    """Return whether the script starts the same launcher several times, once per node or under
-    conditions.
-    """
+    """Return whether the script starts the same launcher several times."""
     return sum(1 for other in case.training if other.kind == launch.kind) > 1
 
 
 def _no_rank(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding]:
+    # Without a number of nodes each node runs alone, and torchrun-nnodes-missing says so.
     is_composer = launch.kind == "composer"
     if _supplied(launch) or ("nnodes" not in launch.says and not is_composer):
         return
@@ -315,7 +299,8 @@ def _no_endpoint(case: Case, launch: Launch, step_nodes: int) -> Finding:
 
 def _no_address(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding]:
     setting = case.assigned("MASTER_ADDR")
-    # composer reads MASTER_ADDR; torchrun replaces it by its option.
+    # composer reads the variable. torchrun reads PET_MASTER_ADDR, and sets MASTER_ADDR for its
+    # ranks from --master_addr, by default 127.0.0.1.
     if launch.kind == "composer" and setting is not None:
         return
     name = option(launch, "addr")
@@ -360,6 +345,7 @@ def master_address(case: Case) -> Iterator[Finding]:
 
 
 def _hosts(launch: Launch) -> Iterator[tuple[str, tuple[str, ...]]]:
+    # A c10d rendezvous meets at the endpoint, and --master_addr has no effect on it.
     if _ignores_node_rank(launch) and launch.spawns:
         endpoint = launch.says.get("endpoint")
         if endpoint is not None:
@@ -368,6 +354,7 @@ def _hosts(launch: Launch) -> Iterator[tuple[str, tuple[str, ...]]]:
     if "addr" in launch.says:
         yield launch.says["addr"], _texts(launch, "addr")
     exported = launch.call.env.get("MASTER_ADDR")
+    # A launcher replaces the variable in its processes; without one the script reads it.
     if not launch.spawns and isinstance(exported, str):
         yield exported, ("MASTER_ADDR=",)
 
@@ -378,6 +365,7 @@ def _wrong(case: Case, host: str) -> str:
     symbol = case.symbols.only(host)
     if symbol is None:
         return ""
+    # In the batch script `hostname` is right: the batch script runs on the first node.
     is_own_name = symbol.name in _ITSELF or re.fullmatch(r"hostname(\s+-\S+)*", symbol.command)
     if symbol.place == NODE and is_own_name:
         return "is filled in on each node: each takes itself for the master"
@@ -427,6 +415,7 @@ def _rank_variable(case: Case, launch: Launch, tasks: int) -> Iterator[Finding]:
     rank = env.get("RANK")
     symbol = _same_on_all(case, launch, rank) if isinstance(rank, str) else None
     setting = case.exported("RANK")
+    # RANK alone may be the program's own; with these two it is what torch's env:// reads.
     if symbol is None or not {"WORLD_SIZE", "MASTER_ADDR"} <= set(env):
         return
     yield case.finding(

@@ -24,7 +24,7 @@ def gpus_fewer_than_processes(case: Case) -> Iterator[Finding]:
             yield from _too_many(case, launch, processes, spread.gpus)
         elif launch.call.step is not None:
             tasks, gpus = spread.tasks_per_node, spread.node_gpus
-            # With MPS or --overcommit several processes on a GPU are meant.
+            # With MPS, shards or --ntasks-per-gpu several processes on a GPU are meant.
             if not tasks or not gpus or case.shares_gpus:
                 continue
             if tasks > gpus:
@@ -34,11 +34,12 @@ def gpus_fewer_than_processes(case: Case) -> Iterator[Finding]:
 def _too_many(
     case: Case, launch: Launch, processes: int | None, gpus: int | None
 ) -> Iterator[Finding]:
-    # Processes on CPUs need no GPU, whatever the job has.
+    # --cpu of accelerate, --accelerator=cpu of fabric
     on_cpus = "cpu" in launch.options or launch.options.get("accelerator") == "cpu"
     if on_cpus or case.shares_gpus or not processes:
         return
     visible = visible_gpus(launch)
+    # A list of more GPUs than the job has does not give the processes more.
     fewer_visible = visible is not None and (gpus is None or visible <= gpus)
     if visible is not None and fewer_visible and processes > visible:
         yield _not_visible(case, launch, processes, visible)
@@ -64,6 +65,8 @@ def _not_visible(case: Case, launch: Launch, processes: int, visible: int) -> Fi
 def _as_many(case: Case, launch: Launch, visible: int) -> str:
     if case.job.directives.any or launch.call.step is not None:
         return "remove CUDA_VISIBLE_DEVICES; Slurm sets it"
+    # The fix names the option as typed. The number of processes of accelerate is the total of all
+    # nodes, so for several nodes it is said in words.
     says = TABLES[launch.kind].says
     option = next((name for name in launch.options if says.get(name) == "nproc"), "")
     if not option or launch.says.get("nnodes", "1") != "1":
@@ -139,7 +142,7 @@ def _processes_and_gpus(case: Case, launch: Launch) -> tuple[int, int] | None:
     spread, processes = case.shape(launch), case.processes(launch)
     # CUDA_VISIBLE_DEVICES narrows what Slurm has given, for this launch only.
     gpus = visible_gpus(launch) or spread.gpus
-    # With --gpus-per-task a task sees its own GPUs only, so each is compared by itself.
+    # With GPUs bound to tasks the number is that of one task, as its processes are.
     tasks = 1 if spread.gpus_per_task else spread.tasks_per_node
     if processes is None or not gpus or not tasks:
         return None
@@ -148,6 +151,7 @@ def _processes_and_gpus(case: Case, launch: Launch) -> tuple[int, int] | None:
 
 def _other_programs(case: Case) -> bool:
     """Return whether a background program may use the other GPUs."""
+    # Reinforcement learning on language models runs a server for inference beside the training.
     return any(
         call.background and call.name.startswith(("python", "vllm", "trl"))
         for call in case.trace.calls
@@ -167,7 +171,7 @@ def gpus_per_task_with_local_rank(case: Case) -> Iterator[Finding]:
     """Find programs that select a GPU by local rank although each task sees only one GPU."""
     for launch in case.training:
         spread = case.shape(launch)
-        # A launcher in each task numbers its ranks from 0 within the task, where GPU 0 exists.
+        # The only task of a node has local rank 0, and its GPU is number 0.
         if launch.spawns or spread.gpus_per_task != 1 or (spread.tasks_per_node or 1) < 2:
             continue
         devices = argument(launch, DEVICES)
@@ -227,6 +231,8 @@ def cpus_per_task_missing(case: Case) -> Iterator[Finding]:
 
 def _requests_cpus_otherwise(case: Case) -> bool:
     """Return whether a step requests CPUs, or the job requests tasks instead of CPUs."""
+    # Without srun all processes run in the batch shell, which has the CPUs of all tasks of its
+    # node: --ntasks-per-node=8 is then a request for eight CPUs.
     steps = [launch.call.step for launch in case.training if launch.call.step is not None]
     if not steps:
         return (case.job.ntasks or 1) > (case.job.nodes or 1)
@@ -236,7 +242,7 @@ def _requests_cpus_otherwise(case: Case) -> bool:
 def cpus_too_few(case: Case) -> Iterator[Finding]:
     """Find tasks with fewer CPUs than processes or loader workers."""
     if case.job.exclusive and not case.job.requests_cpus:
-        return
+        return  # the job has all CPUs of its nodes
     for launch in case.training:
         cpus, processes = case.shape(launch).cpus, case.processes(launch)
         if cpus is None or processes is None or case.has_cpus_of_all_tasks(launch):
@@ -244,6 +250,7 @@ def cpus_too_few(case: Case) -> Iterator[Finding]:
         if processes > cpus:
             yield _fewer_cpus(case, launch, cpus, processes)
         program = case.program(launch)
+        # The script's own number of workers is judged by loader_workers, which shows its line.
         if program is None or program.workers is None:
             yield from _workers(case, launch, cpus, processes)
 

@@ -16,9 +16,7 @@ from paceline.errors import Finding, closest
 _BROKEN = re.compile(r"\\(?:\s+(#).*)?$")  # a line of the case has no blanks at its end
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
 _OPTION_ALONE = re.compile(r"--?[A-Za-z]")
-_SHELLS_OWN = frozenset(
-    {"HOSTNAME", "HOST", "HOME", "USER", "PWD", "RANDOM", "SECONDS", "UID", "SLURMD_NODENAME"}
-)
+_SHELLS_OWN = names("HOSTNAME HOST HOME USER PWD RANDOM SECONDS UID SLURMD_NODENAME")
 # Options of the rendezvous, and their usual values.
 _ADDRESS = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
 _PORT = "$((20000 + SLURM_JOB_ID % 30000))"
@@ -40,8 +38,7 @@ _ONLY_WITH = {
     "SLURM_GPUS": ("gpus", "$((SLURM_NNODES * SLURM_GPUS_ON_NODE))"),
     "SLURM_NTASKS_PER_NODE": ("ntasks-per-node", "#SBATCH --ntasks-per-node=1"),
 }
-
-
+# Slurm's variables without their prefix, for the search for the one that a misspelt name means.
 _SLURM = names(
     "NNODES JOB_NUM_NODES NODEID PROCID LOCALID NTASKS NPROCS NTASKS_PER_NODE CPUS_PER_TASK"
     " CPUS_ON_NODE GPUS_ON_NODE GPUS_PER_NODE GPUS_PER_TASK GPUS JOB_ID JOBID JOB_NAME JOB_NODELIST"
@@ -57,12 +54,11 @@ _SLURM = names(
 
 
 def broken_line_continuation(case: Case) -> Iterator[Finding]:
-    """Find backslashes that are not the last character of a line, and options that became a
-    command.
-    """
+    """Find backslashes that are not the last character of a line, and options run as commands."""
     lines = dict.fromkeys([*case.script.broken, *case.trace.broken])
     broken = [line for line in lines if _BROKEN.search(case.text(line))]
     yield from (_text_after_backslash(case, line) for line in broken)
+    # No program is called --nnodes=2: the command of the line above ended too early.
     reported = set(broken)
     for before, call in pairwise(case.trace.calls):
         if not _OPTION_ALONE.match(call.args[0].text) or before.line >= call.line:
@@ -115,6 +111,7 @@ def unset_variable(case: Case) -> Iterator[Finding]:
             options += [*launch.call.step.options.items()]
         for option, value in options:
             for symbol in case.symbols.of(value):
+                # ${NAME:-2} has a default, ${NAME:?} stops the script by itself.
                 if symbol.name in reported or not symbol.name or symbol.text.startswith("${"):
                     continue
                 findings = list(_unset(case, launch, symbol, option))
@@ -123,18 +120,18 @@ def unset_variable(case: Case) -> Iterator[Finding]:
 
 
 def cpus_per_task_unset(case: Case) -> Iterator[Finding]:
-    """Find uses of $SLURM_CPUS_PER_TASK without --cpus-per-task, without which Slurm does not set
-    it.
-    """
+    """Find uses of $SLURM_CPUS_PER_TASK without --cpus-per-task, which makes Slurm set it."""
     name, requests = "SLURM_CPUS_PER_TASK", ("cpus-per-task", "tres-per-task")
     job = case.job
     if not job.directives.any or job.mixed or job.directives.last(*requests):
         return
     if case.assigned(name) or _has_default(case, name):
         return
+    # srun -c 8 sets it for the tasks of its step.
     steps = [call.step for call in case.trace.calls if call.step is not None]
     if any(step.vague or set(requests) & set(step.options) for step in steps):
         return
+    # Behind a backslash it is for another shell, perhaps that of another job.
     plain = re.compile(rf"(?<!\\)\$(?:{name}\b|\{{{name}\}})")
     lines = [
         at
@@ -155,9 +152,13 @@ def cpus_per_task_unset(case: Case) -> Iterator[Finding]:
 def _unset(case: Case, launch: Launch, symbol: Symbol, option: str) -> Iterator[Finding]:
     name = symbol.name
     line = case.line_of(launch, f"${name}", f"${{{name}")
+    short = name.removeprefix("SLURM_")
+    # A name without the prefix is the user's own, also if it resembles one of Slurm's.
+    is_unknown = short != name and short not in _SLURM
     if _lacks_its_option(case, name):
         yield _set_with_option_only(case, launch, name, option, line)
-    elif near := _likely_meant(name):
+    elif is_unknown and (meant := closest(short, _SLURM)):
+        near = f"SLURM_{meant}"
         yield case.finding(
             "unset-variable",
             f"Slurm sets no ${name}",
@@ -177,8 +178,11 @@ def _lacks_its_option(case: Case, name: str) -> bool:
     needs, _ = _ONLY_WITH.get(name, ("", ""))
     if not needs or not case.job.directives.any:
         return False
-    names = {directive.name for directive in case.job.directives.active}
-    return needs not in names and _requested_otherwise(case, name)
+    if any(directive.name == needs for directive in case.job.directives.active):
+        return False
+    # A job that requests no GPUs or tasks at all may get them from sbatch's command line, and the
+    # variable with them.
+    return case.job.requests_gpus if "GPU" in name else case.job.has_ntasks
 
 
 def _set_with_option_only(case: Case, launch: Launch, name: str, option: str, line: int) -> Finding:
@@ -205,17 +209,6 @@ def _not_exported(case: Case, name: str, option: str, line: int) -> Finding:
     )
 
 
-def _likely_meant(name: str) -> str:
-    """Return Slurm's variable of a similar name; empty if the name exists or none is similar."""
-    short = name.removeprefix("SLURM_")
-    near = "" if short in (name, *_SLURM) else closest(short, _SLURM)
-    return f"SLURM_{near}" if near else ""
-
-
-def _requested_otherwise(case: Case, name: str) -> bool:
-    return case.job.requests_gpus if "GPU" in name else case.job.has_ntasks
-
-
 def _very_near(name: str, near: str) -> bool:
     """Return whether two names differ in underscores, a final S or the order of letters only."""
     name, near = name.replace("_", ""), near.replace("_", "")
@@ -223,10 +216,11 @@ def _very_near(name: str, near: str) -> bool:
 
 
 def _misspelt(case: Case, symbol: Symbol, line: int, option: str) -> Iterator[Finding]:
-    names = {setting.name for setting in case.trace.settings}
-    if symbol.name in names or symbol.name in _SHELLS_OWN or not symbol.name.isidentifier():
+    assigned = {setting.name for setting in case.trace.settings}
+    if symbol.name in assigned or symbol.name in _SHELLS_OWN or not symbol.name.isidentifier():
         return
-    near = closest(symbol.name, names)
+    near = closest(symbol.name, assigned)
+    # Names of a few letters all resemble each other.
     if near and len(near) >= 5 and _very_near(symbol.name, near):
         what, fix = f"nothing sets ${symbol.name}; {near} is set", f"${near}"
         severity = "error"
@@ -244,9 +238,7 @@ def _misspelt(case: Case, symbol: Symbol, line: int, option: str) -> Iterator[Fi
 
 
 def _has_default(case: Case, name: str) -> bool:
-    """Return whether the script tests a variable or has a default for it, so it may come from
-    outside.
-    """
+    """Return whether the script expects that a variable may come from outside, or be missing."""
     pattern = re.compile(
         rf"\$\{{{name}:?[-=?+]|-[zn]"
         rf" *\"?\$\{{?{name}\b|--export\S*{name}|\b(unset|read)\b.*\b{name}\b"
@@ -255,11 +247,10 @@ def _has_default(case: Case, name: str) -> bool:
 
 
 def not_filled_in(case: Case) -> Iterator[Finding]:
-    """Find quoted variables that no shell expands, so that the launcher gets the variable's
-    name.
-    """
+    """Find quoted variables that no shell expands, so that the launcher gets their names."""
     for launch in case.launches:
         for option, value in launch.options.items():
+            # What a shell expands is a symbol here; a dollar that is left is a plain character.
             variable = _VARIABLE.search(value) if constant(value) else None
             if variable is None or option not in launch.says_by:
                 continue

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from paceline.diagnose.lint.job.case import Case
 from paceline.diagnose.lint.job.directives import Directive
 from paceline.diagnose.lint.job.launches import Launch
+from paceline.diagnose.lint.job.sbatch_options import names
 from paceline.diagnose.lint.job.shell.trace import CommandCall, Trap
 from paceline.diagnose.lint.job.shell.values import BATCH
 from paceline.errors import Finding
@@ -15,24 +16,24 @@ from paceline.errors import Finding
 _WAITS = re.compile(r"(?<![-\w$.{/])wait\b(?![-=\w])")
 _WAIT_LINE = re.compile(r"(?:^|[;&]\s*)wait(\s+\"?\$\{?\w+\}?\"?)?\s*$")
 _NUMBERS = {"10": "USR1", "12": "USR2"}  # of Linux
+# Their default action ends a process, and torchrun has no handler for them unless it is told to.
 _DEADLY = ("USR1", "USR2")
 _INCLUDES = re.compile(r"\s*(source|\.|eval)\s")
-_AT_ONCE = frozenset(
-    {"echo", "date", "hostname", "mkdir", "cp", "mv", "rm", "ls", "cat", "touch", "module", "conda"}
+_AT_ONCE = names("echo date hostname mkdir cp mv rm ls cat touch module conda")
+_FORWARDS = (
+    "the launcher forwards TERM, INT, HUP and QUIT only; all processes end, and none of them can"
+    " save"
 )
+_ENDS_THE_JOB = "when the batch script ends Slurm ends the job and kills what still runs"
 
 
 def signals(case: Case) -> Iterator[Finding]:
-    """Find --signal options whose signal does not reach the program, or not the trap of the batch
-    script.
-    """
+    """Find --signal options whose signal reaches neither the program nor the script's trap."""
     directive = case.job.directives.last("signal")
-    match = (
-        re.fullmatch(r"(?:(R?B?R?):)?(?:SIG)?(\w+)(?:@\d+)?", directive.value)
-        if directive
-        else None
-    )
-    if directive is None or match is None or not case.training:
+    if directive is None or not case.training:
+        return
+    match = re.fullmatch(r"(?:(R?B?R?):)?(?:SIG)?(\w+)(?:@\d+)?", directive.value)
+    if match is None:
         return
     # sbatch takes numbers and names, with and without SIG.
     name = _NUMBERS.get(match[2], match[2].upper())
@@ -41,7 +42,7 @@ def signals(case: Case) -> Iterator[Finding]:
         for trap in case.trace.traps
         if name in {signal.removeprefix("SIG").upper() for signal in trap[0]}
     ]
-    # Without B: Slurm signals the steps and not the batch shell; with it, the shell only.
+    # With B: Slurm signals the batch shell only, without it the steps only.
     if "B" in (match[1] or ""):
         yield from _to_batch(case, directive.line, name, traps)
     else:
@@ -83,19 +84,14 @@ def _to_steps(case: Case, directive: Directive, name: str, traps: list[Trap]) ->
             " of it",
             line=directive.line,
             more=[launch.call.line],
-            why=(
-                "the launcher forwards TERM, INT, HUP and QUIT only; all processes end, and none of"
-                " them can save"
-            ),
+            why=_FORWARDS,
             fix=f"#SBATCH --signal=TERM{at_sign}{seconds}, or {_handler_option(name)}",
             severity="warning",
         )
 
 
 def _launcher_without_handler(case: Case) -> Launch | None:
-    """Return a torchrun that a signal ends since it has no handler for it, None if that is not
-    certain.
-    """
+    """Return a torchrun in a step that certainly has no handler for the user's signals, or None."""
     for launch in case.training:
         if launch.kind not in ("torchrun", "torch.distributed.launch") or launch.call.step is None:
             continue
@@ -112,7 +108,7 @@ def _handler_option(name: str) -> str:
 def _to_batch(case: Case, line: int, name: str, traps: list[Trap]) -> Iterator[Finding]:
     launch = case.training[0]
     waiting = any(other.call.background for other in case.training) and case.trace.waits
-    # exec replaces the shell: the program is then what --signal=B: reaches.
+    # exec replaces the batch shell by the program, which then gets the signal itself.
     if re.search(r"^\s*exec\b", "\n".join(case.lines), re.MULTILINE):
         return
     signal = "TERM" if name in _DEADLY and _launcher_without_handler(case) else name
@@ -145,9 +141,8 @@ def _to_batch(case: Case, line: int, name: str, traps: list[Trap]) -> Iterator[F
 
 
 def _forwarded(case: Case, line: int, name: str, trap: Trap) -> Iterator[Finding]:
-    """Find traps that forward the signal to a launcher that dies of it, or that end the only
-    wait.
-    """
+    """Find traps that forward the signal to a launcher that dies of it, or end the only wait."""
+    # kill without a signal sends TERM
     kill = re.search(r"\bkill\s+(?:(?:-s\s+|-)(?:SIG)?(\w+)\s+)?[$\"%]", trap[1])
     signal = (kill[1] or "TERM").upper() if kill else ""
     if _NUMBERS.get(signal, signal) in _DEADLY and (launch := _launcher_without_handler(case)):
@@ -156,10 +151,7 @@ def _forwarded(case: Case, line: int, name: str, trap: Trap) -> Iterator[Finding
             f"the trap sends {signal} to torchrun, which does not forward it and dies of it",
             line=trap[2],
             more=[line, launch.call.line],
-            why=(
-                "the launcher forwards TERM, INT, HUP and QUIT only; all processes end, and none of"
-                " them can save"
-            ),
+            why=_FORWARDS,
             fix=f"kill -TERM in the trap, or {_handler_option(name)}",
             severity="warning",
         )
@@ -170,7 +162,7 @@ def _forwarded(case: Case, line: int, name: str, trap: Trap) -> Iterator[Finding
             " saves",
             line=at,
             more=[line, trap[2]],
-            why="when the batch script ends Slurm ends the job and kills what still runs",
+            why=_ENDS_THE_JOB,
             fix=f"wait{case.text(at).rpartition('wait')[2]}  (once more, below it)",
             severity="warning",
         )
@@ -178,13 +170,11 @@ def _forwarded(case: Case, line: int, name: str, trap: Trap) -> Iterator[Finding
 
 def _only_wait(case: Case, trap: Trap) -> int:
     """Return the line of the only wait, which the trap ends for good; 0 if that is not certain."""
-    # A trap that waits, sleeps or requeues keeps the script alive; only a bare kill does not.
-    handler_goes_on = re.search(r"\b(wait|exit|sleep|scontrol|while|until)\b", trap[1])
-    if (
-        handler_goes_on
-        or len(_WAITS.findall(case.code)) != 1
-        or re.search(r"\b(while|until|for)\b", case.code)
-    ):
+    # A signal with a trap makes `wait` return at once. The script then lives on only if the trap
+    # itself waits, a loop comes back to the wait, or commands that last follow it.
+    if re.search(r"\b(wait|exit|sleep|scontrol|while|until)\b", trap[1]):
+        return 0
+    if len(_WAITS.findall(case.code)) != 1 or re.search(r"\b(while|until|for)\b", case.code):
         return 0
     lines = [
         at
@@ -193,9 +183,8 @@ def _only_wait(case: Case, trap: Trap) -> int:
     ]
     if len(lines) != 1 or not _WAIT_LINE.search(case.text(lines[0])):
         return 0
-    return (
-        0 if any(call.line > lines[0] and _lasts(call) for call in case.trace.calls) else lines[0]
-    )
+    goes_on = any(call.line > lines[0] and _lasts(call) for call in case.trace.calls)
+    return 0 if goes_on else lines[0]
 
 
 def background_steps(case: Case) -> Iterator[Finding]:
@@ -204,6 +193,8 @@ def background_steps(case: Case) -> Iterator[Finding]:
     if not case.job.directives.any or _WAITS.search(case.code):
         return
     launched = {id(launch.call) for launch in case.launches}
+    # From the end of the script back: the first command in the foreground that lasts keeps the
+    # script, and with it the job, alive.
     for call in reversed(case.trace.calls):
         if not call.background:
             if _lasts(call):
@@ -217,7 +208,7 @@ def background_steps(case: Case) -> Iterator[Finding]:
                 " for it",
                 line=call.line,
                 more=[call.end_line],
-                why="when the batch script ends Slurm ends the job and kills what still runs",
+                why=_ENDS_THE_JOB,
                 fix="wait  (as the last line of the script)",
                 severity="warning" if call.maybe and call.place == BATCH else "error",
             )
@@ -226,10 +217,9 @@ def background_steps(case: Case) -> Iterator[Finding]:
 
 def _lasts(call: CommandCall) -> bool:
     """Return whether a command may take long enough for a background program to finish."""
-    if call.name == "sleep":
-        return (
-            call.looped or len(call.args) < 2 or not re.fullmatch(r"\d{1,2}s?", call.args[1].text)
-        )
+    if call.name == "sleep" and len(call.args) > 1:
+        # A pause of seconds separates two starts, a long one waits for them.
+        return call.looped or not re.fullmatch(r"\d{1,2}s?", call.args[1].text)
     return call.looped or call.name not in _AT_ONCE
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from paceline.diagnose.lint.job.case import Case
 from paceline.diagnose.lint.job.launcher_options import TABLES
-from paceline.diagnose.lint.job.launches import Launch, Shape, nnodes, requested_devices
+from paceline.diagnose.lint.job.launches import Launch, nnodes, requested_devices
+from paceline.diagnose.lint.job.sbatch_options import names
 from paceline.errors import Finding, closest
 
 # Programs that start themselves on the nodes, and programs that are not a training run.
@@ -23,24 +24,14 @@ _BEFOREHAND = re.compile(
 # The switch of torch's ImageNet example and of its many descendants: one process for each GPU by
 # mp.spawn.
 _SPAWNS = re.compile(r"--(multiprocessing|mp)[-_]distributed")
-_SPREADERS = (
-    "ssh",
-    "pdsh",
-    "clush",
-    "mpirun",
-    "mpiexec",
-    "ray",
-    "parallel",
-    "horovodrun",
-    "dask",
-    "spark-submit",
-)
+_SPREADERS = names("ssh pdsh clush mpirun mpiexec ray parallel horovodrun dask spark-submit")
 
 
 def missing_srun(case: Case) -> Iterator[Finding]:
     """Find jobs with several nodes or tasks whose program only starts on the first node."""
     job = case.job
-    # ssh, mpirun or ray start the program on the nodes by themselves, without srun.
+    # Where something larger than a tool is started in a step, a start in the batch shell is likely
+    # on purpose.
     if job.mixed or case.spreads or any(call.name in _SPREADERS for call in case.trace.calls):
         return
     bare = [
@@ -81,8 +72,12 @@ def missing_srun(case: Case) -> Iterator[Finding]:
 
 def _needs_srun_per_task(case: Case, launch: Launch) -> bool:
     """Return whether a program expects one task per GPU, as Lightning does under Slurm."""
-    # Unset SLURM_* variables are the known way to keep Lightning from taking tasks for ranks.
-    if launch.spawns or case.hides_slurm or not _one_task_per_gpu(case):
+    # Lightning asks for as many tasks as GPUs. Another number may be a request for CPUs, which one
+    # program uses for itself.
+    tasks = case.job.tasks_per_node
+    if tasks is None or tasks < 2 or tasks != case.job.gpus_per_node:
+        return False
+    if launch.spawns or case.hides_slurm:
         return False
     program = case.program(launch)
     return program is None or program.spawns is None
@@ -90,11 +85,6 @@ def _needs_srun_per_task(case: Case, launch: Launch) -> bool:
 
 def _called(launch: Launch) -> str:
     return launch.kind if launch.spawns else launch.script or "the program"
-
-
-def _one_task_per_gpu(case: Case) -> bool:
-    tasks = case.job.tasks_per_node
-    return tasks is not None and tasks > 1 and tasks == case.job.gpus_per_node
 
 
 def _spreads_itself(case: Case, launch: Launch) -> bool:
@@ -114,12 +104,10 @@ def _spreads_itself(case: Case, launch: Launch) -> bool:
 
 
 def _is_configured(launch: Launch) -> bool:
-    """Return whether a file may configure Accelerate for several nodes.
-
-    The command then does not number the machines.
-    """
+    """Return whether a file may configure Accelerate for several nodes."""
     if launch.vague or {"deepspeed_hostfile", "mpirun_hostfile"} & set(launch.options):
         return True
+    # A command that numbers this machine is one of several, each of which something has to start.
     numbers_machines = {"nnodes", "node_rank", "addr"} & set(launch.says)
     return "config_file" in launch.options and not numbers_machines
 
@@ -148,9 +136,7 @@ def ntasks_per_node_with_torchrun(case: Case) -> Iterator[Finding]:
 
 
 def double_launch(case: Case) -> Iterator[Finding]:
-    """Find launchers that srun starts in several tasks of a node, each for all processes of the
-    node.
-    """
+    """Find launchers that srun starts in several tasks of a node, each for all its processes."""
     for launch in case.training:
         tasks = case.shape(launch).tasks_per_node
         if not launch.spawns or launch.call.step is None or launch.call.maybe:
@@ -170,15 +156,21 @@ def double_launch(case: Case) -> Iterator[Finding]:
 
 
 def _effect_of_each(case: Case, launch: Launch, tasks: int) -> str:
-    """Return what the launcher does in each of several tasks, empty if that is certainly right."""
+    """Return what the launcher does in each of several tasks, empty if that may be right."""
     spread, processes = case.shape(launch), case.processes(launch)
-    # torch elastic allows several agents on a node, if each has its own GPUs and its own node rank.
-    if processes is None or _is_agent_per_task(launch, processes, tasks, spread):
+    node_range = nnodes(launch)
+    if processes is None:
+        return ""
+    # One agent for each task is right if the launcher counts each task as a node, and if it starts
+    # one process or no more than the GPUs that are bound to the task.
+    counts_tasks = (
+        node_range is None or spread.nodes is None or node_range[1] >= spread.nodes * tasks
+    )
+    if counts_tasks and processes <= (spread.gpus_per_task or 0):
         return ""
     if processes > 1:
         return _starts(processes, tasks, spread.node_gpus)
-    node_range = nnodes(launch)
-    if node_range is None or spread.nodes is None or node_range[1] >= spread.nodes * tasks:
+    if node_range is None or counts_tasks:
         return ""
     return f"counts as a node, of which it expects {node_range[1]}"
 
@@ -210,19 +202,10 @@ def _starts(processes: int, tasks: int, gpus: int | None) -> str:
     return f"starts {processes} processes: {tasks * processes} on a node{on_gpus}"
 
 
-def _is_agent_per_task(launch: Launch, processes: int, tasks: int, spread: Shape) -> bool:
-    """Return whether each task is a separate node for the launcher: one agent per task, with bound
-    GPUs.
-    """
-    if spread.gpus_per_task is None or processes > spread.gpus_per_task:
-        return False
-    node_range = nnodes(launch)
-    return node_range is None or spread.nodes is None or node_range[1] >= spread.nodes * tasks
-
-
 def deepspeed_without_hostfile(case: Case) -> Iterator[Finding]:
     """Find the deepspeed launcher on several nodes without a hostfile."""
     for launch in case.training:
+        # A script that names a host file may write it to where deepspeed looks for it.
         if launch.kind != "deepspeed" or launch.vague or case.names_hosts:
             continue
         node_range = nnodes(launch)
@@ -230,7 +213,7 @@ def deepspeed_without_hostfile(case: Case) -> Iterator[Finding]:
             launch.call.step is None or case.shape(launch).nodes != 1
         )
         expected = node_range[0] if node_range else 1
-        # With --no_ssh the command runs on every node, as torchrun does.
+        # With --no_ssh somebody starts it on each node, with a node rank.
         if "no_ssh" in launch.options or (not on_several and expected < 2):
             continue
         nodes = case.job.nodes if on_several else expected

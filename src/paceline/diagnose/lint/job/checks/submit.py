@@ -1,12 +1,9 @@
-"""Check job scripts inside scripts (``sbatch <<EOF``, ``sbatch --wrap``): variables expanded too
-early.
-"""
+"""Check job scripts inside scripts (``sbatch <<EOF``, ``--wrap``): variables expanded too early."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from paceline.diagnose.lint.job.case import Case
 from paceline.diagnose.lint.job.shell.trace import Submitted
@@ -28,25 +25,19 @@ _OF_THE_LOGIN = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class _Early:
-    name: str
-    line: int
-
-
 def expanded_too_early(case: Case) -> Iterator[Finding]:
     """Find variables of the job that the submitting shell expands, where they are empty."""
     for submitted in case.trace.submitted:
-        by_name = {early.name: early for early in reversed(list(_early(case, submitted)))}
-        if not by_name:
+        line_of = dict(reversed(list(_early(case, submitted))))
+        if not line_of:
             continue
-        first = min(by_name.values(), key=lambda early: early.line)
-        names = ", ".join(f"${name}" for name in sorted(by_name))
+        first = min(line_of, key=line_of.__getitem__)
+        names = ", ".join(f"${name}" for name in sorted(line_of))
         heredoc = submitted.kind == "heredoc"
         yield case.finding(
             "variable-expanded-too-early",
             f"{names} is set in the job only, and expanded where sbatch is called",
-            line=first.line,
+            line=line_of[first],
             more=[submitted.line - 1] if heredoc else [],
             why=(
                 "the name of the here-document is not in quotes, so this shell fills its variables"
@@ -55,15 +46,15 @@ def expanded_too_early(case: Case) -> Iterator[Finding]:
                 else "inside double quotes this shell fills the variables in: they are empty"
             ),
             fix=(
-                f"\\${first.name}, or sbatch <<'EOF' if the script needs nothing of this shell"
+                f"\\${first}, or sbatch <<'EOF' if the script needs nothing of this shell"
                 if heredoc
-                else f"\\${first.name}, or sbatch --wrap '...' in single quotes"
+                else f"\\${first}, or sbatch --wrap '...' in single quotes"
             ),
         )
 
 
-def _early(case: Case, submitted: Submitted) -> Iterator[_Early]:
-    # bash expands nothing in <<'EOF' or in single quotes, so the job sees the variables itself.
+def _early(case: Case, submitted: Submitted) -> Iterator[tuple[str, int]]:
+    """Yield the variables that are expanded too early, with their lines."""
     if submitted.quoted:
         return
     in_a_job = case.job.directives.any  # then Slurm has set its variables here too, for another job
@@ -72,21 +63,18 @@ def _early(case: Case, submitted: Submitted) -> Iterator[_Early]:
         # An empty variable in a message does no harm; #SBATCH lines are read by sbatch, not shown.
         if _ONLY_SHOWS.match(line):
             continue
-        # Inside a job SLURM_* of the outer job are set, and passing them on can be what is meant.
         for match in () if in_a_job else _SLURM.finditer(line):
             name = match[1]
             if name not in _OF_THE_LOGIN and not _known_here(case, name):
-                yield _Early(name, at)
+                yield name, at
         for match in _DOLLAR.finditer(line):
             name = match["braced"] or match["plain"]
             if name in inner_names:
-                yield _Early(name, at)
+                yield name, at
 
 
 def _set_inside(case: Case, submitted: Submitted) -> set[str]:
-    """Return the variables that only the submitted script sets, without those that it only
-    extends.
-    """
+    """Return the variables that only the submitted script sets."""
     names = {
         name
         for name, value in _ASSIGNED.findall(submitted.text)
@@ -119,13 +107,12 @@ def _known_here(case: Case, name: str) -> bool:
 
 
 def inner_script(case: Case, submitted: Submitted) -> str:
-    """Return the job script that is submitted, on the same lines as in this file; empty if it is
-    not checked.
+    """Return the job script that is submitted, on its lines; empty if it is not checked.
 
     Variables that this shell expands are replaced by their values, or by an expansion with an
     unknown value.
     """
-    # Options on the command line of sbatch replace directives, so the text alone is not the job.
+    # Options on sbatch's command line override directives, so what the job gets is not in the text.
     if submitted.kind != "heredoc" or submitted.options or "#SBATCH" not in submitted.text:
         return ""
 
@@ -141,6 +128,7 @@ def inner_script(case: Case, submitted: Submitted) -> str:
         return match[0] if name.startswith("SLURM") else f"${{{name}:-}}"
 
     text = submitted.text
+    # ${_:-} stands for a number that is only known when this shell runs.
     if not submitted.quoted:
         text = _DOLLAR.sub(expand, _COMPUTED.sub("${_:-}", text))
     return "\n" * (submitted.line - 1) + text

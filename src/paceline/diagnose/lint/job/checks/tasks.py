@@ -21,7 +21,8 @@ def ntasks_conflict(case: Case) -> Iterator[Finding]:
         return
     if job.ntasks == job.nodes * tasks:
         return
-    # With a launcher on each node the number of tasks decides nothing: then it is a warning.
+    # Where the program itself is a rank, the number of tasks is the number of ranks. A launcher
+    # only has to be started on each node.
     by_tasks = any(launch.call.step is not None and not launch.spawns for launch in case.training)
     yield case.finding(
         "ntasks-conflict",
@@ -93,11 +94,12 @@ def _against_gpus(case: Case, launch: Launch) -> list[Finding]:
     nodes_argument = argument(launch, _NODES)
     has_nodes = nodes_argument is not None and number(nodes_argument[0]) == spread.nodes
     lightning = has_nodes and not argument(launch, (r"node[_-]rank",))
-    # A program with one task may use all GPUs by itself (DataParallel, vLLM, spawn).
+    # A program that starts the processes of its node itself is right with one task. One that gets
+    # the number of nodes and no node rank is most likely Lightning's.
     if tasks == 1 and not lightning:
         return []
     step = launch.call.step
-    # A step that selects nodes or tasks is a part of the job, of which the rest runs elsewhere.
+    # A step for part of the job may be one of several that share the GPUs.
     if step is not None and {"nodelist", "ntasks", "nodes"} & set(step.options):
         return []
     finding = case.finding(
@@ -120,9 +122,7 @@ def _against_gpus(case: Case, launch: Launch) -> list[Finding]:
 
 
 def _wants_all_gpus(case: Case, launch: Launch, tasks: int, gpus: int) -> bool:
-    """Return whether the program likely uses Lightning on all GPUs, which then waits for missing
-    tasks.
-    """
+    """Return whether the program likely uses Lightning on all GPUs, and waits for more tasks."""
     if requested_devices(launch) == tasks:
         return False
     if tasks > 1:
@@ -148,11 +148,12 @@ def _against_nodes(case: Case, launch: Launch) -> Iterator[Finding]:
     nodes = case.shape(launch).nodes
     if not match or requested is None or nodes is None:
         return
+    # A job without --nodes gets them on sbatch's command line, or as many as its tasks need.
     if not case.job.has_nodes or requested in (nodes, case.job.nodes):
         return
     if not requested_devices(launch) and not _likely_lightning(case, launch):
         # num_nodes is also an argument of graph networks and of simulators.
-        return  # possibly the nodes of a graph
+        return
     yield case.finding(
         "slurm-ntasks-mismatch",
         f"the program expects {requested} nodes, the job has {nodes}",
