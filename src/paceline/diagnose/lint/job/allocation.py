@@ -1,6 +1,4 @@
-"""Derive the allocation of a job from its directives: nodes, tasks, GPUs, CPUs. Unknown numbers are
-None.
-"""
+"""Derive the allocation of a job from its directives; unknown numbers are None."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from dataclasses import dataclass
 
 from paceline.diagnose.lint.job.directives import Directives
 
+# What sites count as a gres beside accelerators: memory of GPUs, disks, bandwidth.
 _NO_ACCELERATOR = re.compile(
     r"(gres[/:])?"
     r"(none|gpumem|vram|nvme|ssd|disk|tmp\w*|local\w*|l?scratch|craynetwork|bandwidth|lustre|fs"
@@ -58,11 +57,7 @@ def _int(directives: Directives, name: str) -> int | None:
 
 
 def count_gpus(text: str) -> int | None:
-    """Return the number of GPUs in ``gpu:a100:4(S:0)``, ``gpu:2`` or ``a100:4,v100:2``; None if
-    unknown.
-
-    Of a ``gres`` only its parts that name GPUs are counted.
-    """
+    """Return the number of GPUs in ``gpu:a100:4(S:0)`` or ``a100:4,v100:2``, None if unknown."""
     total, has_count = 0, False
     for part in text.split(","):
         # (S:0) says on which sockets the GPUs are, and is no number of them.
@@ -80,9 +75,9 @@ def gpus_of_gres(text: str) -> int | None:
     parts = [part for part in text.split(",") if re.match(r"(gres[/:])?gpu(?![a-z])", part.strip())]
     if not parts:
         return 0
-    return count_gpus(
-        ",".join(re.sub(r"^(.*?gpu(?::[^:=\d][\w.\-]*)?)$", r"\1:1", part) for part in parts)
-    )
+    # --gres=gpu and --gres=gpu:a100 request one.
+    counted = [re.sub(r"^(.*?gpu(?::[^:=\d][\w.\-]*)?)$", r"\1:1", part) for part in parts]
+    return count_gpus(",".join(counted))
 
 
 def describe(directives: Directives) -> AllocatedJob:
@@ -210,6 +205,7 @@ def slurm_variables(job: AllocatedJob) -> dict[str, str]:
     """Return Slurm's variables of the batch script whose values follow from the directives."""
     if job.mixed:
         return {}
+    # A number of nodes that the script does not set may be another on sbatch's command line.
     values: dict[str, int | None] = {
         "SLURM_NNODES": job.nodes if job.has_nodes else None,
         "SLURM_JOB_NUM_NODES": job.nodes if job.has_nodes else None,

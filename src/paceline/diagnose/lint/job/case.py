@@ -71,9 +71,7 @@ class Case:
         more: Iterable[int] = (),
         beside: tuple[Program, Place] | None = None,
     ) -> Finding:
-        """Return a finding at a line, with that line, others and a line of the program as
-        evidence.
-        """
+        """Return a finding at a line, with lines of the job and the program as evidence."""
         lines = sorted({*more, line})
         evidence = tuple(f"{at}: {self.text(at)}" for at in lines if self.text(at))
         if beside is not None:
@@ -106,9 +104,7 @@ class Case:
         return call.line
 
     def directive_line(self, *names: str) -> int:
-        """Return the line of the last of these directives, or of the last directive at all, or
-        1.
-        """
+        """Return the line of the last of these directives, or of the last directive at all."""
         directive = self.job.directives.last(*names)
         if directive:
             return directive.line
@@ -144,11 +140,14 @@ class Case:
 
     @cached_property
     def training(self) -> list[Launch]:
-        """The launches that are likely the training: those of launchers, else those in steps, else
-        all.
-        """
+        """The launches that are likely the training: by launchers, else in steps, else all."""
         # Preparation runs in plain Python beside a training with a launcher or in a step.
-        here = [launch for launch in self.launches if not _submits(launch)]
+        # A Hydra driver with this argument submits the training as further jobs.
+        here = [
+            launch
+            for launch in self.launches
+            if not any(arg.text.startswith("hydra/launcher=submitit") for arg in launch.arguments)
+        ]
         spawning = [launch for launch in here if launch.spawns]
         if spawning:
             return spawning
@@ -175,9 +174,7 @@ class Case:
 
     @cached_property
     def names_hosts(self) -> bool:
-        """Whether the script names a host file: a program that reads one starts itself on the
-        nodes.
-        """
+        """Whether the script names a host file, by which a program starts itself on the nodes."""
         return bool(_HOSTFILE.search(self.code))
 
     @cached_property
@@ -187,9 +184,7 @@ class Case:
 
     @cached_property
     def hides_slurm(self) -> bool:
-        """Whether Lightning's detection of Slurm is switched off, by which it takes tasks for
-        ranks.
-        """
+        """Whether Lightning is kept from detecting Slurm, and so from taking tasks for ranks."""
         name = self.job.directives.last("job-name")
         return bool(_HIDES_SLURM.search(self.code)) or (
             # Lightning takes a job of this name for an interactive one, without ranks from Slurm.
@@ -212,11 +207,6 @@ class Case:
         """Return the last setting of a variable."""
         settings = [setting for setting in self.trace.settings if setting.name == name]
         return settings[-1] if settings else None
-
-
-def _submits(launch: Launch) -> bool:
-    """Return whether a program is a Hydra driver that submits the training as further jobs."""
-    return any(arg.text.startswith("hydra/launcher=submitit") for arg in launch.arguments)
 
 
 def _small(call: CommandCall) -> bool:

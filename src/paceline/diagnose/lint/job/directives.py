@@ -1,6 +1,4 @@
-"""The ``#SBATCH`` lines of a script, parsed as sbatch does: up to the first line that is not a
-comment.
-"""
+"""The ``#SBATCH`` lines of a script, parsed as sbatch does: up to the first command."""
 
 from __future__ import annotations
 
@@ -90,17 +88,11 @@ def _read(line: str, number: int, directives: Directives, *, in_head: bool) -> N
             directives.stray.append((word, number))
     # Options of the other components of a heterogeneous job would pass for those of the first.
     if directives.components > 1:
-        del target[len(target) - _added(target, number) :]
-
-
-def _added(target: list[Directive], number: int) -> int:
-    return sum(1 for directive in target if directive.line == number)
+        target[:] = [directive for directive in target if directive.line != number]
 
 
 def split(text: str) -> tuple[list[str], bool]:
-    """Split a directive as sbatch does: quotes group, ``#`` begins a comment. The second value:
-    quotes are closed.
-    """
+    """Split a directive as sbatch does, and return whether its quotes are closed."""
     words: list[str] = []
     current, begun, quote, escaped = "", False, "", False
     for char in text:

@@ -47,9 +47,7 @@ def judge_case(
     programs: Mapping[str, Program],  # their expectations, by their paths in the launches
     site: Site | None = None,  # of the cluster, as far as it is known
 ) -> list[Finding]:
-    """Return the findings of a parsed job script, checked together with the training scripts that
-    it starts.
-    """
+    """Return the findings of a parsed job script, with the training scripts that it starts."""
     case = replace(case, programs=programs, site=site or Site())
     findings: dict[tuple[str, str], Finding] = {}
     for check in CHECKS:

@@ -1,6 +1,4 @@
-"""Recognise the launches of a job: launcher, options, program, and how many processes start
-where.
-"""
+"""Recognise the launches of a job: launcher, options, program, how many processes start where."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ from itertools import islice
 
 from paceline.diagnose.lint.job.allocation import AllocatedJob, count_gpus, gpus_of_gres, number
 from paceline.diagnose.lint.job.launcher_options import MODULES, TABLES, Table
+from paceline.diagnose.lint.job.sbatch_options import names
 from paceline.diagnose.lint.job.shell.trace import CommandCall, Trace
 from paceline.diagnose.lint.job.shell.values import Arg, Symbols, constant
 from paceline.diagnose.lint.job.shell.wrappers import WrappedStart
@@ -130,20 +129,9 @@ def _module(name: str, rest: list[Arg], call: CommandCall) -> Launch | None:
 
 
 # Modules that are not a training run.
-_TOOLS = frozenset(
-    {
-        "pip",
-        "venv",
-        "virtualenv",
-        "ensurepip",
-        "site",
-        "json.tool",
-        "http.server",
-        "compileall",
-        "zipfile",
-        "pytest",
-    }
-    | {"torch.utils.collect_env", "ray.scripts.scripts", "ipykernel", "jupyter", "tensorboard.main"}
+_TOOLS = names(
+    "pip venv virtualenv ensurepip site json.tool http.server compileall zipfile pytest ipykernel"
+    " jupyter torch.utils.collect_env ray.scripts.scripts tensorboard.main"
 )
 
 
@@ -192,6 +180,7 @@ def _option(
     if text.startswith("--"):
         typed, equals, value = text[2:].partition("=")
         name = table.find(typed)
+        # Accelerate adds options with these beginnings in each release.
         if not name and not typed.startswith(
             ("fsdp", "megatron", "fp8", "parallelism", "aws", "dynamo")
         ):
@@ -208,6 +197,8 @@ def _option(
     following = args[at + 1] if at + 1 < len(args) else None
     if following is None:
         return 1
+    # An option that is not in the table is taken for one with a value, unless what follows is an
+    # option or the script.
     if not name and (following.text.startswith("-") or following.text.endswith(".py")):
         return 1
     options[name or text] = following.text
@@ -254,6 +245,7 @@ def shape(job: AllocatedJob, step: WrappedStart | None) -> Shape:
         return Shape(None, None, None, None, None, None)
     if step is None:
         return Shape(1, 1, job.gpus_per_node, job.gpus_per_node, None, job.cpus_per_task)
+    # mpirun and ssh spread by host files, which are not read.
     if step.kind != "srun" or step.vague or "het-group" in step.options:
         return Shape(None, None, None, None, None, None)
     nodes, tasks = _spread(job, step)
@@ -288,6 +280,7 @@ def _step_gpus(job: AllocatedJob, step: WrappedStart, tasks: int | None) -> int 
     if "gpus-per-task" in options and not job.requests_gpus:
         per_task = count_gpus(options["gpus-per-task"])
         return per_task * tasks if per_task and tasks else None
+    # --gpus is the total of the step, which Slurm may spread unevenly.
     if "gpus" in options:
         return None
     return job.gpus_per_node
@@ -302,6 +295,7 @@ def _spread(job: AllocatedJob, step: WrappedStart) -> tuple[int | None, int | No
         return _spread_in_total(job, options)
     if "nodes" in options:
         nodes = number(options["nodes"])
+        # How the job's tasks fit on other nodes is not known, unless each node has one.
         keeps_tasks = nodes == job.nodes or job.tasks_per_node == 1
         return nodes, job.tasks_per_node if keeps_tasks else None
     return None if "nodelist" in options else job.nodes, job.tasks_per_node
@@ -352,9 +346,7 @@ def counts_gpus(symbols: Symbols, text: str) -> bool:
 
 
 def processes(launch: Launch, spread: Shape, symbols: Symbols) -> int | None:
-    """Return the number of processes that one start of the launcher creates on its node, None if
-    unknown.
-    """
+    """Return the number of processes of one start of a launcher on its node, None if unknown."""
     if not launch.spawns:
         return 1
     text = launch.says.get("nproc")
@@ -396,11 +388,12 @@ def nnodes(launch: Launch) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2] or match[1])) if match else None
 
 
-def argument(launch: Launch, names: Sequence[str]) -> tuple[str, Arg] | None:
+def argument(launch: Launch, forms: Sequence[str]) -> tuple[str, Arg] | None:
     """Return the value of a program's own argument, named without dashes, and the argument."""
-    pattern = re.compile(rf"-{{0,2}}({'|'.join(names)})(?:=(.*))?$", re.DOTALL)
+    pattern = re.compile(rf"-{{0,2}}({'|'.join(forms)})(?:=(.*))?$", re.DOTALL)
     for at, arg in enumerate(launch.arguments):
         match = pattern.match(arg.text)
+        # Hydra's `trainer.devices=4` has no dashes, but then always an equals sign.
         if match is None or (match[2] is None and not arg.text.startswith("-")):
             continue
         if match[2] is not None:

@@ -56,9 +56,7 @@ def _of_variable(case: Case, launch: Launch, name: str) -> int | None:
 
 
 def visible_gpus(launch: Launch) -> int | None:
-    """Return the number of GPUs in a launch's CUDA_VISIBLE_DEVICES, None if it is not a list of
-    numbers.
-    """
+    """Return the number of GPUs in CUDA_VISIBLE_DEVICES, None if it is no list of numbers."""
     value = launch.call.env.get("CUDA_VISIBLE_DEVICES")
     return len(value.split(",")) if isinstance(value, str) and _VISIBLE.fullmatch(value) else None
 

@@ -26,11 +26,17 @@ def decide(nodes: list[Node], expander: Expander) -> bool | None:
     """Return the outcome of a condition, or None if it is only known when the job runs."""
     if len(nodes) != 1 or not isinstance(nodes[0], Simple) or not nodes[0].words:
         return None
-    head, *arguments = nodes[0].words
+    outcome = _outcome(nodes[0], expander)
+    return None if outcome is None else outcome != nodes[0].negated
+
+
+def _outcome(command: Simple, expander: Expander) -> bool | None:
+    head, *arguments = command.words
     if head.raw in _OUTCOMES:
         return _OUTCOMES[head.raw]
     if head.raw == "((":
-        return _is_true(expander.arithmetic(arguments[0].raw))
+        result = expander.arithmetic(arguments[0].raw)
+        return result != "0" if constant(result) and _NUMBER.fullmatch(result) else None
     if head.raw not in ("[", "test", "[["):
         return None
     texts = [expander.text(word) for word in arguments]
@@ -42,21 +48,18 @@ def decide(nodes: list[Node], expander: Expander) -> bool | None:
     return _test(texts)
 
 
-def _is_true(result: str) -> bool | None:
-    """Return whether the result of ``(( ))`` is true, None if it is unknown."""
-    return result != "0" if constant(result) and _NUMBER.fullmatch(result) else None
-
-
 def _test(texts: list[str]) -> bool | None:
     if not all(constant(text) for text in texts):
         return None
     if len(texts) == 2 and texts[0] in ("-z", "-n"):
         return (texts[1] == "") == (texts[0] == "-z")
+    # Longer tests are joined by -a, -o, && or ||, and -f and its like ask for files of the cluster.
     if len(texts) != 3:
         return None
     first, sign, second = texts
     if sign in _COMPARISONS and _NUMBER.fullmatch(first) and _NUMBER.fullmatch(second):
         return _COMPARISONS[sign](int(first), int(second))
+    # In [[ ]] the right side is a pattern; quotes around it are lost by now.
     if sign in ("=", "==", "!=") and not re.search(r"[*?\[]", second):
         return (first == second) == (sign != "!=")
     return None

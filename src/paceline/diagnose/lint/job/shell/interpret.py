@@ -41,6 +41,7 @@ from paceline.diagnose.lint.job.shell.values import (
 from paceline.diagnose.lint.job.shell.words import Word
 from paceline.diagnose.lint.job.shell.wrappers import WrappedStart, base_name, nested, peel
 
+# Functions that call each other twice would otherwise make the work exponential.
 MOST_COMMANDS = 2_000
 MOST_NESTED = 6
 
@@ -48,8 +49,6 @@ MOST_NESTED = 6
 _EXPORTED_BY_LOGIN = re.compile(
     r"PATH|LD_LIBRARY_PATH|PYTHONPATH|HOME|USER|SHELL|TMPDIR|LANG|LC_\w+|SLURM\w*|CONDA\w*"
 )
-
-
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 # Files that set up a shell or an environment, and set no variable that a check uses.
 _SETUP_FILE = re.compile(r"(^|/)(activate|conda\.sh|mamba\.sh|\.bashrc|\.bash_profile|\.profile)$")
@@ -109,6 +108,7 @@ class _Walker:
         for at, node in enumerate(nodes):
             if self.ended or self.budget.spent():
                 return
+            # What is skipped does not change the outcome, so that c runs in `a && b || c`.
             if node.joined == "&&" and decided is False:
                 continue
             if node.joined == "||" and decided is True and isinstance(nodes[at - 1], Simple):
@@ -126,9 +126,11 @@ class _Walker:
         # Of a test the outcome may follow from the text: [ $SLURM_NNODES -gt 1 ] with --nodes=2.
         if node.words[0].raw in TESTS:
             return decide([node], self.expander)
+        # These are asked rather than run. Other commands are assumed to succeed: the alternative
+        # after || is for failures.
         if node.joined == "||" or node.words[0].raw in ("command", "which", "type", "grep"):
             return None
-        return True  # commands are assumed to succeed; the alternative after || is for failures
+        return True
 
     def _visit(self, node: Node, frame: _Frame, *, maybe: bool) -> None:
         if isinstance(node, Simple):
@@ -165,6 +167,7 @@ class _Walker:
     def _if(self, node: If, frame: _Frame) -> None:
         alternatives: list[Callable[[], None]] = []
         for condition, body in node.branches:
+            # `if srun python train.py; then` starts the program in the condition.
             if not is_test(condition):
                 self.walk(condition, replace(frame, maybe=True))
             outcome = decide(condition, self.expander)
@@ -193,6 +196,7 @@ class _Walker:
             self.expander.values.clear()
             self.expander.values.update(before)
             alternative()
+            # A branch that exits leaves nothing behind: `if [ -z "$1" ]; then exit 1; fi`
             if not self.ended:
                 ends.append(dict(self.expander.values))
             self.ended = False
@@ -262,6 +266,7 @@ class _Walker:
         for assign in node.assigns:
             value = self._value(assign)
             self.set(assign.name, value, frame, line=assign.line, export=exports)
+        # `export NAME` exports what was set before, or what will be
         for flag in flags:
             if exports and _IDENTIFIER.fullmatch(flag):
                 self.exported.add(flag)
@@ -278,8 +283,9 @@ class _Walker:
         if assign.index:
             return self._vague(assign.name)
         if assign.append:
+            # NAME+=text extends the first element of an array, its value without an index.
             whole = self.expander.value(assign.name) + text
-            return whole if not isinstance(before, list) else [*before[:-1], *before[-1:]]
+            return [whole, *before[1:]] if isinstance(before, list) else whole
         return text
 
     def set(self, name: str, value: Value, frame: _Frame, *, line: int, export: bool) -> None:
@@ -298,6 +304,7 @@ class _Walker:
     # builtins
 
     def _exit(self, args: list[Arg], node: Simple, frame: _Frame) -> None:
+        # `return` too: _function lets its caller go on.
         self.ended = True
 
     def _eval(self, args: list[Arg], node: Simple, frame: _Frame) -> None:
@@ -378,6 +385,7 @@ class _Walker:
 
     def _submit(self, args: list[Arg], node: Simple, body: Word | None) -> None:
         if body is not None:
+            # <<'EOF', or no dollar in the text: nothing is expanded by the submitting shell.
             quoted = all(part.kind == "text" for part in body.parts) and body.literal == body.raw
             options = any(arg.text.startswith("-") for arg in args[1:])
             self.trace.submitted.append(Submitted("heredoc", body.raw, body.line, quoted, options))
@@ -422,11 +430,10 @@ class _Walker:
         words = [arg.text for arg in args if not arg.text.startswith("-")]
         if words and base_name(words[0]) in ("bash", "sh"):
             words = words[1:]
-        for text in words[:1]:
-            entry = self.files.get(text) or self.files.get(text.removeprefix("./"))
-            if entry:
-                return Arg(entry[0], entry[1])
-        return None
+        entry = None
+        if words:
+            entry = self.files.get(words[0]) or self.files.get(words[0].removeprefix("./"))
+        return Arg(*entry) if entry else None
 
     def _run_text(self, text: str, line: int, frame: _Frame) -> None:
         if frame.depth < MOST_NESTED:

@@ -95,6 +95,7 @@ class _ShellReader:
                 return
 
     def _bodies(self) -> None:
+        # The bodies of all heredocs of a line follow it, in the order of their operators.
         pending, self._heredocs = self._heredocs, []
         cursor = self.cursor
         for delimiter, tabs, quoted, command in pending:
@@ -208,7 +209,10 @@ class _ShellReader:
         if keyword in ("!", "time", "coproc"):
             cursor.at += len(keyword)
             self._blanks()
-            return self._command()
+            node = self._command()
+            if keyword == "!" and isinstance(node, Simple):
+                node.negated = not node.negated
+            return node
         return self._simple(line)
 
     def _redirected(self, node: Node) -> Node:
@@ -327,6 +331,8 @@ class _ShellReader:
             if self._keyword() == "esac":
                 self.cursor.at += 4
                 return CaseStatement(bodies, line)
+            # Patterns are not parsed: all clauses are walked, whatever the word is. One character
+            # is passed before, the bracket that may open a pattern.
             end = self.cursor.source.find(")", self.cursor.at + 1)
             if end < 0:
                 raise self.cursor.fail("esac is missing")
@@ -426,6 +432,7 @@ class _ShellReader:
         operator = match[0].lstrip("0123456789&")
         if operator in ("<<", "<<-"):
             delimiter = "".join(part.text for part in target.parts)
+            # A quote anywhere in the delimiter keeps the whole body from being expanded.
             quoted = any(part.quoted for part in target.parts)
             self._heredocs.append((delimiter, operator == "<<-", quoted, command))
         else:

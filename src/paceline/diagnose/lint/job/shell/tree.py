@@ -39,6 +39,7 @@ class Simple:
     end_line: int = 0  # last line
     joined: str = ""  # ``&&``, ``||`` or ``|`` that binds it to the command before, else empty
     background: bool = False  # True if ``&`` follows
+    negated: bool = False  # True if ``!`` stands before it
 
 
 @dataclass
@@ -112,16 +113,12 @@ def assigned(nodes: list[Node]) -> Iterator[str]:
     """Yield the variables that are assigned anywhere in these nodes."""
     for node in nodes:
         if isinstance(node, Simple):
-            yield from _assigned_by(node)
+            yield from (assign.name for assign in node.assigns)
+            if node.words and node.words[0].raw in ("((", "let"):
+                yield from _ASSIGNED_BY_ARITHMETIC.findall(node.words[-1].raw)
         elif isinstance(node, LoopStatement) and node.name:
             yield node.name
         yield from assigned(_inner_nodes(node))
-
-
-def _assigned_by(command: Simple) -> Iterator[str]:
-    yield from (assign.name for assign in command.assigns)
-    if command.words and command.words[0].raw in ("((", "let"):
-        yield from _ASSIGNED_BY_ARITHMETIC.findall(command.words[-1].raw)
 
 
 def _inner_nodes(node: Node) -> list[Node]:

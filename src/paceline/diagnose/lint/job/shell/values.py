@@ -122,8 +122,11 @@ class Expander:
             if texts and pieces:
                 texts[-1] += pieces.pop(0)
             texts += pieces
-        # Quotes around any part keep the whole in one argument.
-        may_be_several = all(_may_be_several(part) for part in word.parts)
+        # "$x" is one argument whatever it holds; only "$@" and "${list[@]}" are several in quotes.
+        may_be_several = all(
+            not part.quoted or part.index in ("[@]", "[*]") or part.text in ("@", "")
+            for part in word.parts
+        )
         return [Arg(text, word.line, may_be_several and self._loose(text)) for text in texts]
 
     def _pieces(self, part: WordPart) -> list[str]:
@@ -182,6 +185,7 @@ class Expander:
         if value is None:
             value = self.presets.get(name, self._positional(name))
         if value is None:
+            # Slurm's variables are single words; what a user sets outside may be a list of options.
             return self._unknown(f"${name}", loose=not name.startswith("SLURM"), name=name)
         return value
 
@@ -226,6 +230,7 @@ class Expander:
         if isinstance(value, list) and all(constant(item) for item in value):
             return str(len(value))
         if isinstance(value, list):
+            # hosts=($(scontrol show hostnames ...)): as many elements as the job has nodes
             commands = [symbol.command for item in value for symbol in self.symbols.of(item)]
             if len(value) == 1 and any(_LIST_OF_HOSTS.search(command) for command in commands):
                 return self.value("SLURM_JOB_NUM_NODES")
@@ -251,6 +256,8 @@ class Expander:
             return self.value(name)
         if value == "":
             return self._inner(otherwise) if part.op.startswith(":") else ""
+        # Unset here does not mean unset in the job: sbatch passes the user's environment on, so the
+        # default is not certain.
         symbol = self._unknown(text, loose=" " in otherwise)
         if sign == "=":
             self.values[name] = symbol
@@ -267,6 +274,7 @@ class Expander:
         cut = re.fullmatch(r"(%%?|##?)([^*?\[$`]*)", part.op)
         if cut and constant(value):
             return value.removesuffix(cut[2]) if cut[1][0] == "%" else value.removeprefix(cut[2])
+        # ${host%%.*} of a command is still that command's host, expanded in the same place.
         inner = self.symbols.of(value)
         command = inner[0].command if inner else ""
         return self.symbols.char(Symbol(text, inner[0].place if inner else self.place, "", command))
@@ -303,11 +311,6 @@ class Expander:
         return self._unknown(f"$({source})", loose=True, command=source)
 
 
-def _may_be_several(part: WordPart) -> bool:
-    """Return whether a part may expand to several arguments, since it is not quoted or a list."""
-    return not part.quoted or part.index in ("[@]", "[*]") or part.text in ("@", "")
-
-
 class _Unknown(Exception):
     """Part of an expression is unknown."""
 
@@ -330,6 +333,8 @@ _COMPARISONS: dict[type, Callable[[int, int], bool]] = {
 
 
 def _evaluate(source: str) -> int:
+    # Python's parser reads the arithmetic that both languages share. What it refuses, such as a
+    # leading zero, and nodes of other kinds are unknown.
     if len(source) > 500:
         raise _Unknown
     try:

@@ -65,22 +65,14 @@ class Word:
     @property
     def literal(self) -> str | None:
         """The text, None if a part is expanded."""
-        return (
-            "".join(p.text for p in self.parts)
-            if all(p.kind == "text" for p in self.parts)
-            else None
-        )
+        if any(part.kind != "text" for part in self.parts):
+            return None
+        return "".join(part.text for part in self.parts)
 
     @property
     def bare(self) -> str:
-        """The text if it has no quotes or expansions, so that it can be a keyword, else an empty
-        string.
-        """
-        return (
-            self.parts[0].text
-            if len(self.parts) == 1 and self.parts[0] == WordPart("text", self.raw)
-            else ""
-        )
+        """The text if it has no quotes or expansions, so that it can be a keyword, else empty."""
+        return self.raw if self.parts == (WordPart("text", self.raw),) else ""
 
 
 class Cursor:
@@ -307,9 +299,7 @@ def _braces(cursor: Cursor, *, quoted: bool) -> WordPart:
 
 
 def _balanced(cursor: Cursor) -> str:
-    """Move past ``( ... )`` and return its content; quotes, comments and nested brackets are
-    respected.
-    """
+    """Move past ``( ... )`` and return its content, with quotes, comments and inner brackets."""
     source, depth, start = cursor.source, 0, cursor.at + 1
     at = cursor.at
     while True:
@@ -331,9 +321,7 @@ def _balanced(cursor: Cursor) -> str:
 
 
 def _after_double(cursor: Cursor, at: int) -> int:
-    """Return the end of a double quote with expansions, which the pattern of plain quotes does not
-    match.
-    """
+    """Return the end of a double quote with expansions, which may contain quotes and brackets."""
     inner = Cursor(cursor.source, cursor.line, cursor.depth)
     inner.deeper()
     inner.at = at

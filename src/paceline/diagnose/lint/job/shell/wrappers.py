@@ -27,19 +27,7 @@ _SEEKING = names(
     " xvfb-run catchsegv wandb py-spy memray scalene viztracer dbus-run-session sg newgrp sudo"
     " aws-vault op dotenv chronic script ddtrace-run"
 )
-_MPI = frozenset(
-    {
-        "mpirun",
-        "mpiexec",
-        "mpirun_rsh",
-        "aprun",
-        "jsrun",
-        "ibrun",
-        "prun",
-        "orterun",
-        "mpiexec.hydra",
-    }
-)
+_MPI = names("mpirun mpiexec mpirun_rsh aprun jsrun ibrun prun orterun mpiexec.hydra")
 _REMOTE = frozenset({"ssh", "pdsh", "clush", "rsh"})
 _SIMPLE: dict[str, frozenset[str]] = {
     "time": frozenset({"-o", "-f"}),
@@ -187,6 +175,7 @@ def _seek_behind(name: str, args: list[Arg]) -> int | None:
         # A program behind a script is an argument of the script.
         scripts = [at for at in range(1, program) if args[at].text.endswith(".py")]
         return None if scripts else program
+    # `uv run train.py` runs the file with the environment's python.
     if name in ("uv", "poetry", "pdm", "pixi", "rye", "pipenv", "hatch") and any(
         a.text.endswith(".py") for a in args
     ):

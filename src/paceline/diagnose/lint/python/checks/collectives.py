@@ -311,7 +311,8 @@ def _forward_of_one(script: Script) -> Iterator[Finding]:
     """Find calls of the DDP model by a single rank."""
     # DDP broadcasts buffers in forward, in eval mode too, but only if the model has some; the model
     # is often in another file, so this is a hint.
-    broadcasts = [keyword(call, "broadcast_buffers") for call in makes(script, "ddp")]
+    switches = ("broadcast_buffers", "forward_sync_buffers")  # torch 2.13 has renamed it
+    broadcasts = [keyword(call, name) for call in makes(script, "ddp") for name in switches]
     if not names_of(script, "ddp") or any(constant(value) is False for value in broadcasts):
         return
     for call in script.calls:

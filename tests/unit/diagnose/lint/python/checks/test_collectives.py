@@ -84,6 +84,12 @@ def test_a_forward_of_one_rank_is_a_hint_as_it_works_without_buffers():
     assert severity(PAIRS[-1][1], NAME) == "hint"
 
 
+@pytest.mark.parametrize("switch", ["broadcast_buffers", "forward_sync_buffers"])
+def test_a_forward_of_one_rank_is_left_alone_where_ddp_sends_no_buffers(switch):
+    source = PAIRS[-1][1].replace("device_ids=", f"{switch}=False, device_ids=")
+    assert NAME not in found(source)
+
+
 @pytest.mark.parametrize(
     "condition", ["gpu == 0", "rank == source", "tp_rank == 0", "self.stage_rank == 0"]
 )
