@@ -149,16 +149,12 @@ def _runs_without_gradients(script: Script, loop: ast.For) -> bool:
 
 def _follows_eval(script: Script, loop: ast.For) -> bool:
     """Return whether the last change of the model's mode before a loop is ``eval()``."""
-    modes = [
-        last(node)
-        for node in inside(script.scope(loop))
-        if isinstance(node, ast.Call) and node.lineno < loop.lineno and _sets_mode(node)
-    ]
-    return bool(modes) and modes[-1] == "eval"
-
-
-def _sets_mode(call: ast.Call) -> bool:
-    return last(call) in ("eval", "no_grad") or (last(call) == "train" and not call.args)
+    calls = [node for node in inside(script.scope(loop)) if isinstance(node, ast.Call)]
+    before = [call for call in calls if call.lineno < loop.lineno]
+    # train(loader) is a function of the script, model.train() a change of mode.
+    modes = [last(call) for call in before if last(call) != "train" or not call.args]
+    changes = [mode for mode in modes if mode in ("eval", "no_grad", "train")]
+    return changes[-1:] == ["eval"]
 
 
 def _enters(node: ast.AST, contexts: tuple[str, ...]) -> bool:

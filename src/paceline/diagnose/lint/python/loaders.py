@@ -284,13 +284,10 @@ def passed_to_framework(script: Script, node: ast.AST, names: list[str]) -> bool
         if last(call) not in _ADOPT and not kinds(script, call) & _ADOPTED:
             continue
         parts = [part for argument in arguments_of(call) for part in ast.walk(argument)]
-        if any(part is node or _is_named(part, short) for part in parts):
+        named = [part for part in parts if isinstance(part, ast.Name | ast.Attribute)]
+        if node in parts or any(last(part) in short for part in named):
             return True
     return False
-
-
-def _is_named(node: ast.AST, names: set[str]) -> bool:
-    return isinstance(node, ast.Name | ast.Attribute) and last(node) in names
 
 
 # A call that gives one of these shards the loaders that are passed to it.

@@ -37,7 +37,7 @@ def collective_in_rank_block(script: Script) -> Iterator[Finding]:
     for call, collective, block in partial_calls:
         if call in paired or _made_inside(script, call, block):
             continue
-        if isinstance(block.at, ast.If) and _in_other_branch(script, block, collective):
+        if _in_other_branch(script, block, collective):
             continue
         yield _finding(script, call, collective, block)
     yield from _through_functions(script)
@@ -100,20 +100,18 @@ def _paired_within_functions(
     return paired
 
 
-def _others(script: Script, block: RankBlock) -> list[ast.stmt]:
-    """Return the statements that the ranks on the other side of a condition run instead."""
+def _others(script: Script, block: RankBlock) -> list[ast.Call]:
+    """Return the calls that the ranks on the other side of a condition make instead."""
     branch = block.at
     if not isinstance(branch, ast.If):
         return []
     if block.early or not _is_in_body(script, block):
-        return branch.body
-    return branch.orelse + (_after(script, branch) if leaves(branch.body) else [])
-
-
-def _may_be_answered_elsewhere(script: Script, block: RankBlock) -> bool:
-    """Return whether the other ranks call code outside this file."""
-    nodes = [node for statement in _others(script, block) for node in inside(statement)]
-    return any(isinstance(node, ast.Call) and _is_of_another_file(script, node) for node in nodes)
+        statements = branch.body
+    else:
+        # After `if rank == 0: ...; return` what follows in the block is the others' branch.
+        statements = branch.orelse + (_after(script, branch) if leaves(branch.body) else [])
+    nodes = (node for statement in statements for node in inside(statement))
+    return [node for node in nodes if isinstance(node, ast.Call)]
 
 
 def _is_of_another_file(script: Script, call: ast.Call) -> bool:
@@ -129,10 +127,7 @@ def _is_of_another_file(script: Script, call: ast.Call) -> bool:
 
 
 def _in_other_branch(script: Script, block: RankBlock, collective: Collective) -> bool:
-    nodes = [node for statement in _others(script, block) for node in inside(statement)]
-    return any(
-        isinstance(node, ast.Call) and _reaches(script, node, collective.kind) for node in nodes
-    )
+    return any(_reaches(script, call, collective.kind) for call in _others(script, block))
 
 
 def _after(script: Script, statement: ast.stmt) -> list[ast.stmt]:
@@ -200,7 +195,8 @@ def _finding(
 ) -> Finding:
     # `tp_rank == 0` holds once in each group, and these ranks may be all that have to come.
     certain = collective.sure and block.sure and block.scope != "group"
-    if certain and _may_be_answered_elsewhere(script, block):
+    # A function of another file, which the other ranks call, may make the matching call.
+    if any(_is_of_another_file(script, other) for other in _others(script, block)):
         certain = False
     return script.finding(
         "collective-in-rank-block",
@@ -251,7 +247,7 @@ def _through_functions(script: Script) -> Iterator[Finding]:
         if block is None or runs_alone(script, call) or _expected_to_fail(script, call):
             continue
         inner, collective = always[name]
-        if isinstance(block.at, ast.If) and _in_other_branch(script, block, collective):
+        if _in_other_branch(script, block, collective):
             continue
         if _has_match_on_other_side(script, collective, block):
             continue

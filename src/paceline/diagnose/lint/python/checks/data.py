@@ -120,22 +120,16 @@ def _is_unused_here(script: Script, call: ast.Call) -> bool:
 
 def _loaders_of(script: Script, sampler: ast.Call) -> list[ast.Call]:
     everything = loaders.data_loaders(script)
-    return [loader for loader in everything if _uses_sampler(script, loader, sampler)]
-
-
-def _uses_sampler(script: Script, loader: ast.Call, sampler: ast.Call) -> bool:
-    value = loaders.sampler_of(script, loader)
-    return value is not None and loaders.sampler_call(script, value) is sampler
+    return [each for each in everything if loaders.sharding_sampler(script, each) is sampler]
 
 
 def _leaves_the_file(script: Script, sampler: ast.Call) -> bool:
-    """Return whether a sampler or a loader of it is passed to a function outside the file.
-
-    Within a loop over epochs, methods of unknown objects count too.
-    """
-    # A method such as engine.train(loader) may call set_epoch of the loader's sampler.
+    """Return whether a sampler or a loader of it is passed to a function outside the file."""
+    # In a loop over epochs a method of an unknown object, such as engine.train(loader), may call
+    # set_epoch of the loader's sampler.
     in_epochs = [node for loop in loaders.epoch_loops(script) for node in inside(loop)]
-    calls = [node for node in in_epochs if _may_be_foreign(script, node)]
+    known = _NEUTRAL | script.functions.keys()
+    calls = [node for node in in_epochs if isinstance(node, ast.Call) and last(node) not in known]
     calls += [call for call in script.calls if _is_foreign(script, call)]
     names = [
         name
@@ -143,18 +137,7 @@ def _leaves_the_file(script: Script, sampler: ast.Call) -> bool:
         for name in loaders.targets(script, call)
     ]
     short = {name.rpartition(".")[2] for name in names}
-    return any(
-        last(argument) in short
-        for call in calls
-        if isinstance(call, ast.Call)
-        for argument in arguments_of(call)
-    )
-
-
-def _may_be_foreign(script: Script, node: ast.AST) -> bool:
-    if not isinstance(node, ast.Call):
-        return False
-    return last(node) not in _NEUTRAL and last(node) not in script.functions
+    return any(last(argument) in short for call in calls for argument in arguments_of(call))
 
 
 def _is_foreign(script: Script, call: ast.Call) -> bool:

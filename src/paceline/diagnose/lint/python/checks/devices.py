@@ -18,8 +18,7 @@ _SELECTS = words_of(
 
 
 def device_not_set(script: Script) -> Iterator[Finding]:
-    """Find NCCL scripts that move tensors to plain "cuda" and select no GPU per rank: all ranks use
-    the first.
+    """Find NCCL scripts that move tensors to plain "cuda" and select no GPU for each rank.
 
     Nothing is reported if anything in the file may select a GPU: set_device, device_ids, a device
     that depends on the rank, CUDA_VISIBLE_DEVICES.
@@ -133,16 +132,19 @@ def _is_plain_cuda(script: Script, node: ast.expr) -> bool:
 
 
 def local_rank_argument_unknown(script: Script) -> Iterator[Finding]:
-    """Find scripts that parse --local_rank, which current launchers do not pass: torchrun sets
-    LOCAL_RANK.
+    """Find scripts that parse --local_rank, which current launchers do not pass.
 
-    torch.distributed.launch of torch 2 passes --local-rank, which argparse does not accept as
-    --local_rank.
+    torchrun sets LOCAL_RANK. torch.distributed.launch of torch 2 passes --local-rank, which
+    argparse does not accept as --local_rank.
     """
     # DeepSpeed's launcher still passes --local_rank.
     if script.roots & (DOES_IT_ALL | {"deepspeed"}) or "torch" not in script.roots:
         return
-    if "deepspeed" in " ".join(script.imports) or any(map(_reads_local_rank, script.nodes)):
+    if "deepspeed" in " ".join(script.imports):
+        return
+    # A script that knows what current launchers pass or set keeps the old option for old ones.
+    current = ("LOCAL_RANK", "--local-rank", "--use-env")
+    if any(isinstance(node, ast.Constant) and node.value in current for node in script.nodes):
         return
     for call in script.calls_of("add_argument"):
         if "--local_rank" not in map(constant, call.args):
@@ -157,9 +159,3 @@ def local_rank_argument_unknown(script: Script) -> Iterator[Finding]:
             severity="hint",
         )
         return
-
-
-def _reads_local_rank(node: ast.AST) -> bool:
-    """Return whether a node names what current launchers pass or set."""
-    values = ("LOCAL_RANK", "--local-rank", "--use-env")
-    return isinstance(node, ast.Constant) and node.value in values

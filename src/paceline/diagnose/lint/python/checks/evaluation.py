@@ -116,8 +116,10 @@ def _reported(script: Script, evaluation: EvaluationLoop) -> ast.AST | None:
     for node in inside(function or script.tree):
         if not isinstance(node, ast.Call) or node.lineno <= loop.lineno:
             continue
-        # What is printed within the loop is progress, not the result.
-        if _REPORTS.search(last(node)) and _shows_value(node) and loop not in script.up(node):
+        # What is printed within the loop is progress, and a text without a variable is no result.
+        parts = (part for argument in node.args for part in ast.walk(argument))
+        shows_value = any(isinstance(part, ast.Name | ast.Attribute) for part in parts)
+        if shows_value and _REPORTS.search(last(node)) and loop not in script.up(node):
             return node
     return _returned(script, function, loop) if function is not None else None
 
@@ -133,22 +135,12 @@ def _returned(script: Script, function: Function, loop: ast.For) -> ast.Return |
     return None
 
 
-def _shows_value(call: ast.Call) -> bool:
-    """Return whether a variable is in the arguments of a call."""
-    parts = (part for argument in call.args for part in ast.walk(argument))
-    return any(isinstance(part, ast.Name | ast.Attribute) for part in parts)
-
-
 def _trims(nodes: list[ast.AST]) -> bool:
     """Return whether any of the nodes removes repeated samples."""
-    return any(_is_trim(node) for node in nodes)
-
-
-def _is_trim(node: ast.AST) -> bool:
-    if isinstance(node, ast.Slice):
-        # `predictions[: len(dataset)]` cuts what was gathered to the real samples.
-        return node.upper is not None and "dataset" in ast.dump(node.upper)
-    return isinstance(node, ast.Name | ast.Attribute) and bool(_TRIMS.search(last(node)))
+    # `predictions[: len(dataset)]` cuts what was gathered to the real samples.
+    ends = [node.upper for node in nodes if isinstance(node, ast.Slice) and node.upper]
+    names = [last(node) for node in nodes if isinstance(node, ast.Name | ast.Attribute)]
+    return any("dataset" in ast.dump(end) for end in ends) or any(map(_TRIMS.search, names))
 
 
 def _gathered_with_padding(script: Script) -> Iterator[Finding]:

@@ -185,7 +185,9 @@ def _wrapped(script: Script, call: ast.Call, values: list[Assigned]) -> str:
         return ""
     if runs_alone(script, call) or not _always_before(script, before[-1].at, call):
         return ""
-    return "DistributedDataParallel" if made_by_ddp(script, before[-1].value) else ""
+    value = before[-1].value
+    is_ddp = isinstance(value, ast.Call) and made_by(script, value) == "ddp"
+    return "DistributedDataParallel" if is_ddp else ""
 
 
 def _always_before(script: Script, statement: ast.AST, call: ast.Call) -> bool:
@@ -196,11 +198,6 @@ def _always_before(script: Script, statement: ast.AST, call: ast.Call) -> bool:
         for parent in script.up(statement)
         if isinstance(parent, ast.If | ast.Try | ast.For)
     )
-
-
-def made_by_ddp(script: Script, node: ast.expr) -> bool:
-    """Return whether an expression is a call of DDP itself."""
-    return isinstance(node, ast.Call) and made_by(script, node) == "ddp"
 
 
 def _has(node: ast.ClassDef, method: str) -> bool:
@@ -221,11 +218,7 @@ def handles_missing(script: Script, method: str, call: ast.Call) -> bool:
     # hasattr and getattr take the name as a text, often in another function.
     if any(isinstance(node, ast.Constant) and node.value == method for node in script.nodes):
         return True
-    return any(_catches(parent) for parent in script.up(call))
-
-
-def _catches(node: ast.AST) -> bool:
-    """Return whether a block catches or expects exceptions: ``try``, ``with pytest.raises``."""
-    if isinstance(node, ast.Try):
-        return bool(node.handlers)
-    return expects_error(node)
+    return any(
+        bool(parent.handlers) if isinstance(parent, ast.Try) else expects_error(parent)
+        for parent in script.up(call)
+    )

@@ -111,11 +111,8 @@ def _old_functions(script: Script) -> Iterator[Finding]:
 
 
 def _old_function(script: Script, node: ast.AST, full: str) -> Finding:
-    state, why, severity = (
-        "is deprecated",
-        "it warns today and may go in a later release",
-        "hint",
-    )
+    state, severity = "is deprecated", "hint"
+    why = "it warns today and may go in a later release"
     if full in public_names.GONE_FROM_TORCH:
         state, why, severity = "was removed", "current PyTorch does not have it", "warning"
     return script.finding(

@@ -183,7 +183,8 @@ def _per_micro_batch(script: Script) -> Iterator[Finding]:
 
 
 def _once_per_process(script: Script) -> Iterator[Finding]:
-    loops = [loop for loop in _loops(script) if _counts_processes(loop.iter)]
+    ranges = [loop for loop in _loops(script) if last(loop.iter) == "range"]
+    loops = [loop for loop in ranges if any(map(_SIZE.search, words(loop.iter)))]
     for node in [node for loop in loops for node in inside(loop)]:
         if not isinstance(node, ast.Call) or not _is_step(script, node, _SCHEDULER):
             continue
@@ -195,13 +196,6 @@ def _once_per_process(script: Script) -> Iterator[Finding]:
                 why="each call steps it once per process already",
                 fix=f"{receiver(node)}.step()  # once",
             )
-
-
-def _counts_processes(node: ast.expr) -> bool:
-    """Return whether an expression is a range over the number of processes."""
-    if not isinstance(node, ast.Call) or last(node) != "range":
-        return False
-    return any(_SIZE.search(word) for word in words(node))
 
 
 def _kinds_of(script: Script, call: ast.Call) -> set[str]:
@@ -267,7 +261,11 @@ def learning_rate_not_scaled(script: Script) -> Iterator[Finding]:
     # A product with the number of ranks, wherever it is, may be the learning rate's.
     if not makes(script, "ddp") or any(_SIZE.search(w) for w in _factors(script)):
         return
-    if not any(_has_fixed_batch(script, loader) for loader in loaders.data_loaders(script)):
+    sharded = [each for each in loaders.data_loaders(script) if loaders.is_sharded(script, each)]
+    training = [loader for loader in sharded if loaders.is_for_training(script, loader)]
+    # A batch size that is computed may be divided by the number of ranks.
+    sizes = [constant(argument(loader, "batch_size", 1)) for loader in training]
+    if not any(isinstance(size, int) for size in sizes):
         return
     for call in script.calls:
         # The rule of scaling is one of SGD: Adam's step does not grow with the gradient.
@@ -290,13 +288,6 @@ def learning_rate_not_scaled(script: Script) -> Iterator[Finding]:
             severity="hint",
         )
         return
-
-
-def _has_fixed_batch(script: Script, loader: ast.Call) -> bool:
-    """Return whether a sharded loader for training has a constant number of rows per rank."""
-    if not loaders.is_sharded(script, loader) or not loaders.is_for_training(script, loader):
-        return False
-    return isinstance(constant(argument(loader, "batch_size", 1)), int)
 
 
 def _factors(script: Script) -> Iterator[str]:

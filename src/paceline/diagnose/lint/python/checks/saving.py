@@ -74,15 +74,11 @@ def _is_uncalled(script: Script, node: ast.AST) -> bool:
         # The main guard, of this file or another, and the class call these.
         if function.name in ("main", "__init__"):
             return False
-        if not _is_mentioned(script, function.name):
+        nodes = (part for part in script.nodes if isinstance(part, ast.Name | ast.Attribute))
+        if all(last(part) != function.name for part in nodes):
             return True
         function = script.function(function)
     return False
-
-
-def _is_mentioned(script: Script, name: str) -> bool:
-    nodes = (node for node in script.nodes if isinstance(node, ast.Name | ast.Attribute))
-    return any(last(node) == name for node in nodes)
 
 
 def _is_tested(script: Script, node: ast.AST) -> bool:
