@@ -12,7 +12,7 @@ import pytest
 from representative import representative_tests
 
 LIMIT = 500
-LINES = {"src": 112_200, "tests": 80_500}  # what grows is paid for by what goes
+LINES = {"src": 111_800, "tests": 80_400}  # what grows is paid for by what goes
 # Lines of each package, rounded up to the next hundred. A raise names what goes elsewhere, or has a design page.
 PACKAGES = {
     "": 1_600,
@@ -22,7 +22,7 @@ PACKAGES = {
     "diagnose/catalogue": 200,
     "diagnose/doctor": 3_600,
     "diagnose/explain": 3_000,
-    "diagnose/lint": 12_200,
+    "diagnose/lint": 12_000,
     "diagnose/variables": 2_500,
     "functions": 1_900,
     "launch": 100,
