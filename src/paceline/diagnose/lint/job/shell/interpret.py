@@ -283,9 +283,13 @@ class _Walker:
         if assign.index:
             return self._vague(assign.name)
         if assign.append:
-            # NAME+=text extends the first element of an array, its value without an index.
             whole = self.expander.value(assign.name) + text
-            return [whole, *before[1:]] if isinstance(before, list) else whole
+            if not isinstance(before, list):
+                return whole
+            # NAME+=text extends the first element of an array. One that may be several words, or
+            # none, stays so: extended it would pass for one argument.
+            symbol = self.trace.symbols.only(before[0]) if before else None
+            return before if symbol is not None and symbol.loose else [whole, *before[1:]]
         return text
 
     def set(self, name: str, value: Value, frame: _Frame, *, line: int, export: bool) -> None:

@@ -42,6 +42,7 @@ def last_arguments(source):
         ("a=(1 '2 3'); run \"${a[@]}\" ${#a[@]} \"${a[1]}\"", ["run", "1", "2 3", "2", "2 3"]),
         ("a=(1); a+=(2); run \"${a[@]}\"", ["run", "1", "2"]),
         ("a=(1 2); a+=3; run \"${a[@]}\"", ["run", "13", "2"]),
+        ("a=($X); a+=3; run \"${a[@]}\"", ["run", "$X"]),
         ("run $((2 * SLURM_NNODES + 1))", ["run", "5"]),
         ("run $(expr 4 \\* $SLURM_NNODES)", ["run", "8"]),
         ("run $(scontrol show hostnames $L | wc -l)", ["run", "2"]),
