@@ -56,11 +56,8 @@ def _shares(script: Script) -> dict[str, tuple[bool, str]]:
         sampler = loaders.sharding_sampler(script, call)
         if sampler is None or constant(argument(sampler, "num_replicas", 1)) == 1:
             continue
-        # DistributedSampler repeats the first samples at the end of the shares. drop_last of the
-        # loader cuts them too, unless the share is a multiple of the batch.
-        exact = any(constant(keyword(part, "drop_last")) is True for part in (sampler, call))
         for name in loaders.targets(script, call):
-            shares[name] = (not exact, "DistributedSampler")
+            shares[name] = (not _drops_rest(sampler, call), "DistributedSampler")
     for name, values in script.values.items():
         for value in values:
             share = _share_by_framework(script, value.value, value.at)
@@ -68,6 +65,16 @@ def _shares(script: Script) -> dict[str, tuple[bool, str]]:
             if share:
                 shares[name] = share
     return shares
+
+
+def _drops_rest(sampler: ast.Call | None, loader: ast.Call) -> bool:
+    """Return whether no sample is repeated at the end of a sampler's shares.
+
+    drop_last of the loader cuts repeated samples too, unless the share is a multiple of the batch.
+    """
+    of_loader = argument(loader, "drop_last", 8)
+    of_sampler = argument(sampler, "drop_last", 5) if sampler is not None else None
+    return constant(of_loader) is True or constant(of_sampler) is True
 
 
 def _share_by_framework(script: Script, node: ast.expr, at: ast.AST) -> tuple[bool, str] | None:
@@ -90,7 +97,8 @@ def _share_by_factory(script: Script, node: ast.expr) -> tuple[bool, str] | None
             if result is not None and not isinstance(result, ast.Call) and dotted(result):
                 result = next((v.value for v in script.assigned(dotted(result), part)), None)
             if isinstance(result, ast.Call) and loaders.is_sharded(script, result):
-                return (constant(keyword(result, "drop_last")) is not True, "DistributedSampler")
+                sampler = loaders.sharding_sampler(script, result)
+                return (not _drops_rest(sampler, result), "DistributedSampler")
     return None
 
 

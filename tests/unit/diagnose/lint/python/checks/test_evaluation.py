@@ -110,6 +110,11 @@ NOT_REDUCED = [
     ("lightning", LIT.format(sync="", devices=2), LIT.format(sync=", sync_dist=True", devices=2)),
     ("lightning on one device", LIT.format(sync="", devices=2), LIT.format(sync="", devices=1)),
 ]  # fmt: skip
+FACTORY = (
+    RAW
+    + "def make(data):\n    return DataLoader(data, sampler=DistributedSampler(data, shuffle=False{more}))\nval_loader = make(val_set)\n"
+    + INLINE.format(reduce=SUM, report=PRINT)
+)
 TRIM = "predictions = predictions[: len(val_loader.dataset) - samples_seen]"
 PADDED = [
     ("averaged over ranks", inline(reduce=SUM), inline(reduce=SUM, more=", drop_last=True")),
@@ -123,6 +128,8 @@ PADDED = [
     ("lightning without its sampler", LIT.format(sync="", devices=2) + "trainer.test(Lit())\n",
      LIT.format(sync="", devices=2).replace('"ddp")', '"ddp", use_distributed_sampler=False)') + "trainer.test(Lit())\n"),
     ("fabric", FABRIC_EVALUATION.format(reduce="loss = fabric.all_reduce(loss)"), FABRIC_EVALUATION.format(reduce="loss = fabric.all_reduce(loss)").replace("devices=4", "devices=1")),
+    ("sampler without its rest, by position", inline(reduce=SUM), inline(reduce=SUM).replace("shuffle=False", "4, rank, False, 0, True")),
+    ("factory", FACTORY.format(more=""), FACTORY.format(more=", drop_last=True")),
 ]  # fmt: skip
 ALL = [
     pytest.param(name, yes, no, id=f"{name} {row}")
