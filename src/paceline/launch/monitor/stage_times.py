@@ -69,7 +69,8 @@ class StepTime:
     # seconds per step that the typical rank waits for the last one. ``stages``, ``exchange`` and
     # ``waiting`` add up to ``seconds``.
     waiting: float
-    waited_for: Mapping[int, float] = field(default_factory=dict)  # share of ``waiting`` by rank
+    # share of the waiting of all steps, long ones included, by the rank that came last
+    waited_for: Mapping[int, float] = field(default_factory=dict)
     # where ranks fall behind, the longest first, whether proven or not
     suspects: Sequence[Suspect] = ()
     steps: int = 0  # number of steps that were counted
@@ -94,35 +95,45 @@ def account(steps: Iterable[Step]) -> StepTime | None:
     Args:
         steps: The same steps of all ranks.
     """
-    usual = without_outliers(list(steps))
+    all_steps = list(steps)
+    usual = without_outliers(all_steps)
     if len(usual) < MIN_STEPS:
         return None
     if not are_synchronised(usual):
         return _of_independent_ranks(usual)
     stages = dict.fromkeys(LOCAL, 0.0)
-    waited_for: Counter[int] = Counter()
-    total = exchange = 0.0
+    total = exchange = waiting = 0.0
     for step in usual:
         arrivals = _arrivals(step)
         typical, last = _typical(arrivals), max(arrivals, key=lambda rank: arrivals[rank])
         for stage, duration in zip(LOCAL, step[typical], strict=False):
             stages[stage] += duration
-        waited_for[last] += arrivals[last] - arrivals[typical]
+        waiting += arrivals[last] - arrivals[typical]
         # The exchange that nobody waited in is that of the rank that came last.
         exchange += step[last][-1]
         total += arrivals[last] + step[last][-1]
     per_step_s = 1e-9 / len(usual)
-    waiting = sum(waited_for.values())
     return StepTime(
         seconds=total * per_step_s,
         stages={stage: duration * per_step_s for stage, duration in stages.items()},
         exchange=exchange * per_step_s,
         waiting=waiting * per_step_s,
-        waited_for={rank: duration / waiting for rank, duration in waited_for.items() if duration},
+        waited_for=_waited_for(all_steps),
         suspects=suspects(usual),
         steps=len(usual),
         ranks=len(usual[0]),
     )
+
+
+def _waited_for(steps: Iterable[Step]) -> dict[int, float]:
+    """Return the share of all waiting that the typical rank spent on each rank."""
+    waited: Counter[int] = Counter()
+    for step in steps:
+        arrivals = _arrivals(step)
+        last = max(arrivals, key=lambda rank: arrivals[rank])
+        waited[last] += arrivals[last] - arrivals[_typical(arrivals)]
+    total = waited.total()
+    return {rank: duration / total for rank, duration in waited.items() if duration}
 
 
 def _of_independent_ranks(steps: Sequence[Step]) -> StepTime:

@@ -55,6 +55,15 @@ def test_a_late_rank_is_named_with_its_stage(num_ranks, stage):
     assert max(account.waited_for, key=account.waited_for.get) == num_ranks - 1
 
 
+def test_whom_ranks_wait_for_counts_the_long_steps_too():
+    steps = steps_of(2, late=(0, "data", 1))
+    for number in range(0, 60, 10):
+        steps[number] = steps_of(2, late=(1, "other", 160), num_steps=1)[0]
+    account = stage_times.account(steps)
+    assert account.waiting == pytest.approx(0.001, rel=0.3)
+    assert account.waited_for[1] > 0.9
+
+
 def test_the_parts_add_up_to_the_step():
     account = stage_times.account(steps_of(4, late=(2, "data", 20), jitter=2))
     parts = sum(account.stages.values()) + account.exchange + account.waiting
