@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -94,7 +94,7 @@ def take_part(
     comparison = Comparison(
         attempt, node=node, num_nodes=num_nodes, token="bench", script="train.py", folder=folder
     )
-    comparison.post("facts", mine.to_json())
+    comparison.post("facts", asdict(mine))
     tried = {(node + 1) % num_nodes, 0} - {node}
     verdict = comparison.exchange(
         {

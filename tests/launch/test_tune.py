@@ -238,7 +238,7 @@ def test_a_batch_that_does_not_fit_on_a_gpu_ends_the_search_with_its_reason(comm
     lines = ended.out.splitlines()
     last = next(line for line in lines if line.startswith("largest batch that was tried"))
     assert last.startswith("largest batch that was tried and fits: 16 (32: ")
-    assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB" in last
+    assert "GPU 0 (15.77 GiB) is out of memory: 20.00 GiB more were asked for" in last
 
 
 @pytest.mark.slow
