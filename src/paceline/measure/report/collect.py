@@ -78,7 +78,7 @@ def read(run_dir: RunDir) -> ReportedRun:
     Raises:
         SetupError: There is nothing of a run in it.
     """
-    records = _events(run_dir.root)
+    records, event_notes = _events(run_dir.root)
     history = events.history_of(records)
     every_start = _starts(records)
     # Nodes may have changed from one start to the next: ranks and hosts are those of the last.
@@ -87,7 +87,7 @@ def read(run_dir: RunDir) -> ReportedRun:
     world_size = max((int(start["world_size"]) for start in starts), default=0)
     numbers, metric_notes = metrics.read(run_dir)
     speed, speed_notes = measured_files.read_log(run_dir, world_size)
-    ranks, gpus = measured_files.read_ranks(run_dir)
+    ranks, gpus, rank_notes = measured_files.read_ranks(run_dir)
     bench_notes: list[str] = []
     bench = measured_files.read_bench(run_dir, bench_notes)
     run = ReportedRun(
@@ -115,7 +115,7 @@ def read(run_dir: RunDir) -> ReportedRun:
     # A bench trains nothing, so a training run's files are not missing from it.
     is_training = bool(records) or run.bench is None
     training_notes = [*metric_notes, *speed_notes, *_step_notes(run)] if is_training else []
-    return replace(run, notes=(*training_notes, *bench_notes))
+    return replace(run, notes=(*event_notes, *training_notes, *rank_notes, *bench_notes))
 
 
 def _step_notes(run: ReportedRun) -> list[str]:
@@ -130,19 +130,26 @@ def _step_notes(run: ReportedRun) -> list[str]:
     return notes
 
 
-def _events(folder: Path) -> list[list[dict[str, Any]]]:
-    """Return the events of all nodes, that of node 0 first; a file that is unreadable is empty."""
-    records = []
+def _events(folder: Path) -> tuple[list[list[dict[str, Any]]], list[str]]:
+    """Return the events of all nodes, that of node 0 first, and what could not be read of them."""
     try:
         paths = events.paths(folder)
-    except OSError:
-        return []
+    except OSError as error:
+        return [], [f"events cannot be read: {error}"]
+    records, notes = [], []
     for path in paths:
         try:
             records.append(events.read(path))
-        except OSError:
-            records.append([])
-    return [record for record in records if record]
+            with files.open_file(path) as file:
+                num_lines = len(file.read().splitlines())
+        except OSError as error:
+            notes.append(f"{path.name} cannot be read: {error}")
+            continue
+        # The last line of a run that lives may be half written.
+        num_unreadable = num_lines - len(records[-1])
+        if num_unreadable:
+            notes.append(f"{path.name}: {num_unreadable} of {num_lines} lines are not readable")
+    return [record for record in records if record], notes
 
 
 def _starts(records: Sequence[Sequence[Mapping[str, Any]]]) -> list[Mapping[str, Any]]:

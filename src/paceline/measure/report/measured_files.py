@@ -125,18 +125,20 @@ def split_of(step: Mapping[str, Any] | None, num_ranks: int) -> StepSplit | None
         return None
 
 
-def read_ranks(run_dir: RunDir) -> tuple[list[RankTime], Mapping[str, int]]:
-    """Return what a step costs each rank, and the number of GPUs by host.
+def read_ranks(run_dir: RunDir) -> tuple[list[RankTime], Mapping[str, int], list[str]]:
+    """Return what a step costs each rank, the number of GPUs by host, and what cannot be read.
 
-    Both are empty if the run has written no ``speed.json``, or one of another form.
+    The first two are empty if the run has written no ``speed.json``, or one of another form.
     """
     try:
         speed = files.read_json(run_dir.speed, most_bytes=_MOST_BYTES)
         ranks = [_rank(values) for values in speed["ranks"] if values["steps"] > 1]
         gpus = Counter(str(gpu["host"]) for gpu in speed["gpus"])
-    except (OSError, *OTHER_CONTENT):
-        return [], {}
-    return ranks, gpus
+    except FileNotFoundError:
+        return [], {}, []
+    except (OSError, *OTHER_CONTENT) as error:
+        return [], {}, [f"{run_dir.speed.name} cannot be read: {error!r}"]
+    return ranks, gpus, []
 
 
 def _rank(values: Mapping[str, Any]) -> RankTime:

@@ -288,13 +288,18 @@ def _curve(
     """Return the curve of a metric: of one run colours stand for metrics, of several for runs."""
     metric = members[number]
     x, y = thinned(run.metrics[metric].steps, run.metrics[metric].values)
-    form = "dots" if len(x) == 1 else "line"
+    form = _form(x)
     if not run_name:
         return Curve(printable(metric), x, y, f"run-{number}", form)
-    if len(x) > 1:
+    if form == "line":
         form = _FORMS[min(number, len(_FORMS) - 1)]
     name = run_name if len(members) == 1 else f"{run_name} · {printable(metric)}"
     return Curve(name, x, y, f"run-{place}", form, label="" if number else run_name)
+
+
+def _form(x: Sequence[float]) -> str:
+    """Return how measured values are drawn: a line between two would suggest what lies between."""
+    return "line" if len(x) > 2 else "dots"
 
 
 def _forms(members: Sequence[str]) -> str:
@@ -323,8 +328,7 @@ def _unlogged(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[Plot]:
         losses = _probed_losses(run)
         if losses and not run.metrics:
             x, y = thinned(list(losses), list(losses.values()))
-            form = "dots" if len(x) == 1 else "line"
-            curves.append(Curve(names[place], x, y, f"run-{place}", form))
+            curves.append(Curve(names[place], x, y, f"run-{place}", _form(x)))
     if not curves:
         return []
     is_log = spans_decades([value for curve in curves for value in curve.y])

@@ -114,7 +114,12 @@ def test_the_split_of_a_short_run_is_that_of_its_end(tmp_path):
 def test_a_damaged_file_does_not_end_the_report(tmp_path, name, content):
     folder = report_runs.write_run(tmp_path / "run")
     (folder / name).write_text(content)
-    assert set(read(folder).metrics) == {"train/loss", "val/loss", "val/accuracy", "lr"}
+    run = read(folder)
+    assert set(run.metrics) == {"train/loss", "val/loss", "val/accuracy", "lr"}
+    if content == "{" and name != "plan.json":  # without the plan nothing measured is missing
+        assert any(
+            note.startswith(f"{name}: 1 of 1") or f"{name} cannot" in note for note in run.notes
+        )
 
 
 def test_a_folder_in_the_place_of_a_file_does_not_end_the_report(tmp_path):

@@ -284,8 +284,17 @@ def test_a_wide_range_is_logarithmic(values, is_log):
     assert sections([run])[0].plots[0].y.is_log is is_log
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_two_values_are_points(others):
+    runs = [
+        ReportedRun(name, "", metrics={"loss": Series((1, 2), (2.0, 1.0))})
+        for name in "ab"[: 1 + others]
+    ]
+    assert {curve.form for curve in sections(runs)[0].plots[0].curves} == {"dots"}
+
+
 def test_colours_stand_for_runs_where_there_are_several():
-    series = Series((1, 2), (2.0, 1.0))
+    series = Series((1, 2, 3), (2.0, 1.0, 0.5))
     one = ReportedRun("a", "", metrics={"train/loss": series, "val/loss": series})
     looks = {
         len(shown): [(c.name, c.colour, c.form) for c in sections(shown)[0].plots[0].curves]

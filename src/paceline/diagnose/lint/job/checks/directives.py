@@ -166,7 +166,7 @@ def duplicate_option(case: Case) -> Iterator[Finding]:
     previous: dict[str, Directive] = {}
     for directive in case.job.directives.active:
         earlier = previous.get(directive.name)
-        # Several mail addresses or types are written on several lines, though the last one counts.
+        # Slurm adds up the types of several lines, and mail changes nothing about the job.
         if earlier is not None and directive.exists and not directive.name.startswith("mail-"):
             yield case.finding(
                 "duplicate-option",
