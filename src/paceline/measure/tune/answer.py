@@ -56,11 +56,10 @@ class TuningAnswer:
 
     @cached_property
     def is_worth_tuning(self) -> bool:
-        """Whether the loop waits for data with the script's settings, or another number of threads
-        is proven to be faster; true for a bare dataset.
+        """Whether the loop waits for data with the script's settings, or may, or another number of
+        threads is proven to be faster; true for a bare dataset.
         """
-        share = self.waiting(self.facts.setting)
-        if share is None or search.is_worth_tuning(share):
+        if self.data_is_bottleneck is not False:
             return True
         return self._best_measured.threads != self.facts.setting.threads
 
@@ -87,6 +86,14 @@ class TuningAnswer:
             rows.append(TrialRow(setting, self.rate(windows), len(windows)))
         return sorted(rows, key=_place_in_table)
 
+    @property
+    def data_is_bottleneck(self) -> bool | None:
+        """Whether the loop waits for data with the script's settings; None if it is uncertain."""
+        share = self.waiting(self.facts.setting)
+        if share is None or not (search.is_certain(share) or search.is_worth_tuning(share)):
+            return None
+        return search.is_worth_tuning(share)
+
     def to_json(self) -> dict[str, Any]:
         """Return the answer as plain data."""
         waiting = self.waiting(self.facts.setting)
@@ -102,7 +109,7 @@ class TuningAnswer:
                 for threads, blocks in self._memory()
             ],
             "waiting_share": waiting and asdict(waiting),
-            "data_is_bottleneck": waiting and search.is_worth_tuning(waiting),
+            "data_is_bottleneck": self.data_is_bottleneck,
             "settings": [
                 {**asdict(row.setting), **asdict(row.samples_per_s), "windows": row.windows}
                 for row in self.rows
@@ -170,7 +177,9 @@ class TuningAnswer:
             lines.append(f"waiting for data, as written: {_percent(waiting)} of a step")
         if not self.is_worth_tuning:
             return [*lines, "data is not what holds this script back: there is nothing to tune"]
-        if waiting is not None and not search.is_worth_tuning(waiting):
+        if waiting is not None and self.data_is_bottleneck is None:
+            lines.append("that is uncertain after several tries: the machine is busy with more")
+        if self.data_is_bottleneck is False:
             lines.append("data is not what holds this script back, but fewer threads are faster")
         if self.best == self.facts.setting:
             return [*lines, f"best: {self._written}; {self._reason()}"]

@@ -25,6 +25,8 @@ from paceline.measure.intervals import Interval
 from paceline.measure.tune.measured import Measured, TrialLimits, waiting_share
 
 FIRST_WINDOWS = 2  # of the script's settings, before others are tried
+MOST_FIRST_WINDOWS = 5  # of them, while it is uncertain whether they wait for data
+_WIDEST = 0.5  # share of a step; an interval that is wider says nothing
 _DOUBTFUL = 1.5  # what is slower than this beside the fastest is not measured again
 _GAIN = 1.03  # a step of the search is one if it is faster by this
 MOST_WAITING = 16  # workers of a rank, more than CPUs, that wait for storage
@@ -51,9 +53,12 @@ def next_setting(
     facts: LoaderFacts, limits: TrialLimits, measured: Measured
 ) -> LoaderSetting | None:
     """Return the setting to try next; None if the search is over."""
+    share = waiting(facts.setting, measured)
+    is_doubtful = share is not None and not is_certain(share)
+    num_windows = MOST_FIRST_WINDOWS if is_doubtful else FIRST_WINDOWS
     # In turn: what slows the machine down for a while slows down both.
     for setting in sorted(first_settings(facts), key=measured.num_windows):
-        if setting not in measured.failures and measured.num_windows(setting) < FIRST_WINDOWS:
+        if setting not in measured.failures and measured.num_windows(setting) < num_windows:
             return setting
     new = _first_new(_by_workers(facts, limits, measured), measured)
     if new is not None:
@@ -206,9 +211,20 @@ def _fits(num_batches: int, facts: LoaderFacts, limits: TrialLimits) -> bool:
 def waiting(setting: LoaderSetting, measured: Measured) -> Interval | None:
     """Return the share of a step that waits for data with a setting; None if it is unknown."""
     memory = measured.memory.get(setting.threads)
-    return waiting_share(memory, measured.windows(setting)) if memory else None
+    if not memory or setting not in measured.settings:
+        return None
+    return waiting_share(memory, measured.windows(setting))
 
 
 def is_worth_tuning(share: Interval) -> bool:
     """Return whether data may be what holds the loop back."""
     return share.value >= bottleneck.SMALL_DATA_SHARE
+
+
+def is_certain(share: Interval) -> bool:
+    """Return whether a share is ground for an end of the search.
+
+    A batch in memory that is slower than loading was slowed down by something else.
+    """
+    is_possible = share.value > -bottleneck.SMALL_DATA_SHARE
+    return is_possible and share.high - share.low <= _WIDEST

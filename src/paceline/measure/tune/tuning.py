@@ -38,7 +38,6 @@ from paceline.text.wording import size
 
 _SEARCH_S, _FINAL_S = 0.6, 1.0  # length of a window
 _SEARCH_SHARE = 0.5  # of the time: what remains is for the finalists
-_MEMORY_WINDOWS = 3
 _MOST_STARTS = 8  # of scripts that end sooner than the measurement
 
 
@@ -146,7 +145,7 @@ class Tuning:
         progress.show(describe(setting, self.facts.setting))
         self._try(run, setting, self.measured.settings, least_s=_SEARCH_S)
         memory = self.measured.memory.setdefault(setting.threads, [])
-        most_windows = min(_MEMORY_WINDOWS, self.measured.num_windows(setting))
+        most_windows = min(search.MOST_FIRST_WINDOWS, self.measured.num_windows(setting))
         if self.has_steps and len(memory) < most_windows:
             progress.show("one batch in memory")
             window = run.measure(CACHED, setting, least_s=_SEARCH_S)
@@ -159,7 +158,7 @@ class Tuning:
         if any(self.measured.num_windows(setting) < search.FIRST_WINDOWS for setting in first):
             return False
         share = search.waiting(self.facts.setting, self.measured)
-        if share is None or search.is_worth_tuning(share):
+        if share is None or search.is_worth_tuning(share) or not search.is_certain(share):
             return False
         return not search.may_gain_from_threads(self.facts, self.measured)
 

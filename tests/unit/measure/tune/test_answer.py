@@ -71,6 +71,13 @@ def test_threads_are_named_where_data_is_not_the_brake():
     assert "\ntorch.set_num_threads(1)" in measured.render()
 
 
+def test_a_batch_in_memory_that_is_slower_than_loading_decides_nothing():
+    measured = answered({WRITTEN: steady(0.005)})
+    assert measured.to_json()["data_is_bottleneck"] is None
+    assert "that is uncertain after several tries" in measured.render()
+    assert "nothing to tune" not in measured.render()
+
+
 def test_a_dataset_without_a_script_has_no_steps():
     text = answered(FASTER, memory=None).render()
     assert "waiting" not in text

@@ -11,6 +11,7 @@ from paceline.measure.tune import final, search
 from paceline.measure.tune.measured import Measured, TrialLimits, waiting_share
 
 NO_WORKERS = LoaderSetting(0, 0, False, 4)
+ONE_THREAD = replace(NO_WORKERS, threads=1)
 
 
 def facts(setting=NO_WORKERS, **values):
@@ -206,6 +207,25 @@ def test_waiting_is_what_a_step_takes_longer_than_on_a_batch_in_memory():
 def test_data_below_a_few_percent_of_a_step_is_not_worth_tuning(loading, expected):
     share = waiting_share([[0.02] * 4], [[loading] * 4])
     assert search.is_worth_tuning(share) is expected
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        [[0.02] * 4] * 2,  # slower than loading, which cannot be
+        [[0.0002, 0.01, 0.02], [0.0002, 0.01, 0.02]],  # anything from 0 to 98 % of a step
+    ],
+)
+def test_a_share_that_is_impossible_or_says_nothing_is_measured_again(memory):
+    measured = Measured({4: memory}, {NO_WORKERS: [[0.0101] * 4] * 2, ONE_THREAD: [[0.02] * 4] * 2})
+    share = search.waiting(NO_WORKERS, measured)
+    assert not search.is_certain(share)
+    for _ in range(2 * (search.MOST_FIRST_WINDOWS - 2)):
+        setting = search.next_setting(facts(), TrialLimits(2), measured)
+        assert setting in (NO_WORKERS, ONE_THREAD)
+        measured.settings[setting].append([0.0101] * 4)
+    measured.memory[4] = [[0.01] * 4] * 4
+    assert search.is_certain(search.waiting(NO_WORKERS, measured))
 
 
 @pytest.mark.parametrize(
