@@ -160,6 +160,7 @@ CODES = {
     "communication-bound": "RUN050",
     "loss-not-finite": "RUN056",
     "run-regressed": "RUN057",
+    "memory-grows": "RUN058",
     "data-not-shardable": "DAT001",
     "batch-weight-unknown": "DAT002",
     "optimizer-of-other-model": "DAT003",

@@ -12,7 +12,7 @@ import pytest
 from representative import representative_tests
 
 LIMIT = 500
-LINES = {"src": 112_000, "tests": 80_500}  # what grows is paid for by what goes
+LINES = {"src": 112_000, "tests": 80_700}  # what grows is paid for by what goes
 # Lines of each package, rounded up to the next hundred. A raise names what goes elsewhere, or has a design page.
 PACKAGES = {
     "": 1_600,
@@ -28,7 +28,7 @@ PACKAGES = {
     "launch": 100,
     "launch/channel": 1_800,
     "launch/in_rank": 1_000,
-    "launch/monitor": 4_600,
+    "launch/monitor": 4_700,
     "launch/outcome": 2_100,
     "launch/plan": 4_000,
     "launch/preflight": 1_200,

@@ -120,7 +120,13 @@ def test_attempts(tmp_path):
         )
         timed = TimedSteps(shared, {0: 0})
         supervision._speed_log = SpeedLog(
-            ranks, shared, timed, None, run_dir=RunDir(tmp_path), with_gpus=False
+            ranks,
+            shared,
+            timed,
+            None,
+            run_dir=RunDir(tmp_path),
+            with_gpus=False,
+            notice=lambda finding: None,
         )
         supervision._speed_log.tick(at_once=True)  # starts its thread
         supervision.release()

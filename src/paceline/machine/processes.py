@@ -54,6 +54,12 @@ def status(pid: int) -> dict[str, str]:
         return {}
 
 
+def own_bytes(pid: int) -> int:
+    """Return the memory that a process has allocated, without files that it maps; 0 if unknown."""
+    words = status(pid).get("RssAnon", "").split()  # "1024 kB", on Linux
+    return int(words[0]) << 10 if words else 0
+
+
 def parse_status(text: str) -> dict[str, str]:
     """Parse the fields of a ``/proc/PID/status``."""
     pairs = (line.partition(":") for line in text.splitlines())

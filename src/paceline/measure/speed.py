@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import Finding, SetupError
-from paceline.launch.monitor import bottleneck
+from paceline.launch.monitor import bottleneck, memory_growth
 from paceline.launch.monitor.bottleneck import RunFacts
 from paceline.rundir import events, files, identity
 from paceline.rundir.files import RunDir
@@ -124,7 +124,8 @@ def with_rates(description: Mapping[str, Any], *, now_s: float, script: str = ""
 def _findings(description: Mapping[str, Any], script: str) -> list[Finding]:
     facts = RunFacts.of_ranks(description["ranks"], num_steps=description["steps"], script=script)
     hint = bottleneck.finding_of(description["step"], facts)
-    return [hint] if hint is not None else []
+    growth = memory_growth.finding_of(description["ranks"])
+    return [finding for finding in (hint, growth) if finding is not None]
 
 
 def _loop_left_s(first: Mapping[str, Any], batches_per_s: float) -> float | None:

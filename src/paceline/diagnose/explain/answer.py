@@ -11,7 +11,7 @@ from paceline.errors import EXIT_FAILED, EXIT_OK, Finding
 FOLLOWED = "What followed from it:"
 ALSO = "Also in the text:"
 # A run whose first finding is one of these has gone well.
-_NO_FAULTS = ("no-error-in-log", "data-bound", "communication-bound")
+_NO_FAULTS = ("no-error-in-log", "data-bound", "communication-bound", "memory-grows")
 
 
 def noticed_before(findings: Sequence[Finding]) -> dict[str, str]:

@@ -11,6 +11,7 @@ stage_times       where the time of a step goes; step_parts in the parts that pe
 rare_delays       what the usual step leaves out: long steps, their rank, stage and interval (pure)
 timed_steps       collects the steps that ranks have timed, the same ones on all nodes
 speed_log         keeps the speed of a running attempt, for ``paceline top`` and ``report``
+memory_growth     whether the memory of a rank grows from step to step
 bottleneck        whether steps wait for data or gradients longer than they compute
 observer          collects what the counters show; observations decides what is wrong with it
 fork_watch        collects about DataLoader workers; fork_deadlock decides

@@ -16,16 +16,18 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from paceline.counters import SharedCounters
+from paceline.errors import Finding
 from paceline.launch.channel.control_channel import ControlChannel
-from paceline.launch.monitor import rare_delays, stage_times, timed_steps
+from paceline.launch.monitor import memory_growth, rare_delays, stage_times, timed_steps
 from paceline.launch.monitor.attempt import WatchedRanks
+from paceline.launch.monitor.memory_growth import MemoryHistory
 from paceline.launch.monitor.timed_steps import Durations, TimedSteps
-from paceline.machine import gpus
+from paceline.machine import gpus, processes
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
 
@@ -52,6 +54,7 @@ class SpeedLog:
         channel: Channel to the other nodes, None if there are none.
         run_dir: The run folder.
         with_gpus: Whether the ranks use GPUs.
+        notice: Called at node 0, from ``tick``, with what the descriptions show.
     """
 
     def __init__(
@@ -63,9 +66,10 @@ class SpeedLog:
         *,
         run_dir: RunDir,
         with_gpus: bool,
+        notice: Callable[[Finding], None],
     ) -> None:
         self._group, self._counters, self._timed = group, counters, timed
-        self._channel, self._run_dir = channel, run_dir
+        self._channel, self._run_dir, self._notice = channel, run_dir, notice
         self._every_s = _EVERY_S if channel is None else max(_EVERY_S, channel.num_nodes / 40)
         self._next_s = time.monotonic() + self._every_s
         self._lines = 0
@@ -75,6 +79,9 @@ class SpeedLog:
         self._is_closing = False
         self._with_gpus = with_gpus
         self._gpus: list[dict[str, Any]] = []
+        self._memory: dict[int, MemoryHistory] = {}  # by local rank
+        self._finding: Finding | None = None  # what the thread has found, until it is said
+        self._has_found = False
         # The timed steps to describe; None ends the thread.
         self._work: queue.SimpleQueue[_Steps | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -84,6 +91,9 @@ class SpeedLog:
         now_s = time.monotonic()
         if now_s < self._next_s and not at_once:
             return
+        if self._finding is not None:
+            self._notice(self._finding)
+            self._finding = None
         self._next_s = now_s + self._every_s
         self._put(self._timed.latest(_LATEST_STEPS))
 
@@ -106,6 +116,9 @@ class SpeedLog:
         for local, rank in self._group.attempt.ranks.items():
             count = self._counters.read(local)
             samples, tokens = self._counters.read_batch(local)
+            history = self._memory.setdefault(local, MemoryHistory())
+            pid = self._group.attempt.pids.get(local)
+            history.add(count.steps, processes.own_bytes(pid) if pid is not None else 0)
             ranks.append(
                 {
                     "rank": rank,
@@ -121,6 +134,8 @@ class SpeedLog:
                     "loss": self._counters.read_loss(local),
                     "samples": samples,
                     "tokens": tokens,
+                    "memory_bytes": history.points[-1].num_bytes if history.points else 0,
+                    "memory_growth": memory_growth.growth(history.points),
                 }
             )
         timed = json.dumps(timed_steps.to_json(latest))
@@ -145,6 +160,7 @@ class SpeedLog:
             "loss": first["loss"],
             "samples_per_batch": sum(rank["samples"] for rank in ranks),
             "tokens_per_batch": sum(rank["tokens"] for rank in ranks),
+            "memory_bytes": max(rank["memory_bytes"] for rank in ranks),
             "batches_per_step": first["batches"] / first["steps"] if first["steps"] else 0.0,
             "step": rare_delays.describe(
                 stage_times.account(latest.values()),
@@ -210,7 +226,11 @@ class SpeedLog:
             self._channel.tell("speed", nodes[0])
             nodes = {} if self._channel.node else self._channel.hear("speed")
         if nodes:
-            self._write(self._join(list(nodes.values())))
+            speed = self._join(list(nodes.values()))
+            self._write(speed)
+            if not self._has_found:  # said once
+                self._finding = memory_growth.finding_of(speed["ranks"])
+                self._has_found = self._finding is not None
 
     def _write(self, speed: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):

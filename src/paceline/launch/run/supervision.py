@@ -126,6 +126,7 @@ class Supervision:
             context.peers.channel,
             run_dir=self._run_dir,
             with_gpus=context.plan.backend == "nccl",
+            notice=context.notices.warn,
         )
         self._observer = Observer(
             ranks,

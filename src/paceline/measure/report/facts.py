@@ -50,6 +50,7 @@ class SpeedPoint:
     split: StepSplit | None = None
     # the rate that the launcher has measured before the ranks ended; 0 if unknown
     steps_per_s: float = 0.0
+    memory_bytes: float = 0.0  # of the rank that has most, on its host; 0 if unknown
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,29 @@ def _time_plots(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[Plot]
     splits = [plot for run, name in zip(runs, names, strict=True) for plot in _split(run, name)]
     if len(runs) == 1:
         splits = [_renamed(plot, "Where the time of a step goes") for plot in splits]
-    return [*splits, *_rates(runs, names)]
+    return [*splits, *_rates(runs, names), *_memory(runs, names)]
+
+
+def _memory(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[Plot]:
+    """Return the memory over time of the rank that has most, of runs that are longer."""
+    curves = []
+    for place, run in enumerate(runs):
+        times_s = speed.elapsed(run.attempts, run.speed)
+        sizes = [point.memory_bytes / 2**30 for point in run.speed]
+        if len(sizes) > 1 and any(sizes):
+            x, y = thinned([time_s / 60 for time_s in times_s], sizes)
+            curves.append(Curve(names[place], x, y, f"run-{place}", _form(x)))
+    if not curves:
+        return []
+    return [
+        Plot(
+            title="Memory of a rank",
+            subtitle="GiB on its host, of the rank that has most",
+            x=Axis("minutes of running"),
+            y=Axis("GiB", from_zero=True),
+            curves=tuple(curves),
+        )
+    ]
 
 
 def _renamed(plot: Plot, title: str) -> Plot:

@@ -72,7 +72,7 @@ def test_a_run_that_ended_well_has_no_error(tmp_path, severity, shown):
     assert answer.exit_status == 0
 
 
-@pytest.mark.parametrize("name", ["data-bound", "communication-bound"])
+@pytest.mark.parametrize("name", ["data-bound", "communication-bound", "memory-grows"])
 def test_a_hint_in_a_log_is_no_fault(tmp_path, name):
     log = tmp_path / "log"
     hint = Finding(name, "waiting for it 71% of a step", severity="hint")

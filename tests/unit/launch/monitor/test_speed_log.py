@@ -44,8 +44,15 @@ class Node:
         group = SimpleNamespace(attempt=Attempt(0, ranks, 2))
         self.timed = TimedSteps(self.counters, ranks)
         self.run_dir = RunDir(folder)
+        self.group, self.noticed = group, []
         self.log = SpeedLog(
-            group, self.counters, self.timed, channel, run_dir=self.run_dir, with_gpus=with_gpus
+            group,
+            self.counters,
+            self.timed,
+            channel,
+            run_dir=self.run_dir,
+            with_gpus=with_gpus,
+            notice=self.noticed.append,
         )
 
     def train(self, steps, *, loss=0.5):
@@ -213,3 +220,22 @@ def test_the_more_a_description_costs_the_fewer_there_are(node, monkeypatch):
         node.log.tick()
     node.log.close()
     assert shared[:2] == [100.0, 161.0]
+
+
+def test_memory_that_grows_is_said_once_by_the_loop(tmp_path, monkeypatch):
+    grown = iter(range(1, 1000))
+    monkeypatch.setattr(speed_log.processes, "own_bytes", lambda pid: (1 << 30) + next(grown) * pid)
+    node = Node(tmp_path)
+    node.group.attempt.pids.update({0: 1, 1: 8 << 20})  # what each reading adds
+    for step in range(1, 61):
+        node.train(step)
+        node.log._share({})
+        assert not node.noticed  # the thread only finds it
+        if node.log._finding is not None:
+            break
+    for _ in range(2):
+        node.log.tick(at_once=True)
+    node.log.close()
+    (finding,) = node.noticed
+    assert (finding.name, finding.where.split()[:2]) == ("memory-grows", ["rank", "1"])
+    assert node.written()["memory_bytes"] == node.written()["ranks"][1]["memory_bytes"] > 1 << 30

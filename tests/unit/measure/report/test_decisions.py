@@ -346,3 +346,12 @@ def test_the_sizes_of_a_bench_are_listed(sizes, words):
     one = Interval(1.0, 1.0, 1.0)
     rows = tuple(Scaling(size, one, one, 1.0, one) for size in sizes)
     assert overview.figures(ReportedRun("run", "run", scaling=rows))["measured with"] == words
+
+
+def test_memory_over_time_is_drawn_where_it_is_known():
+    points = [SpeedPoint(0, 5.0 * n, 10 * n, memory_bytes=n * 2**30) for n in range(1, 5)]
+    known = ReportedRun("a", "", attempts=(AttemptFacts(0, 0.0, 20.0),), speed=tuple(points))
+    unknown = replace(known, speed=tuple(replace(point, memory_bytes=0.0) for point in points))
+    plots = [plot for section in sections([known, unknown]) for plot in section.plots]
+    (memory,) = [plot for plot in plots if plot.title == "Memory of a rank"]
+    assert [list(curve.y) for curve in memory.curves] == [[1.0, 2.0, 3.0, 4.0]]
