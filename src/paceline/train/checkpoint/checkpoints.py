@@ -115,6 +115,10 @@ class Checkpoints:
         else:
             self._background.start(partial(self._write, work))
 
+    def prepare(self, num_bytes: int) -> None:
+        """Let the first save of so many bytes on this rank be as quick as a later one."""
+        self._staging.prepare(num_bytes)
+
     def wait(self) -> None:
         """Wait until the save in flight is committed; raise PacelineError if it failed."""
         self._background.wait()

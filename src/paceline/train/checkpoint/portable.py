@@ -353,3 +353,19 @@ def _not_accepted(model: nn.Module, keys: list[str]) -> UsageError:
         why="their values would be lost silently",
         fix="the counterpart of its hook: module.register_load_state_dict_pre_hook(...)",
     )
+
+
+def share_bytes(
+    models: Sequence[nn.Module], optimizers: Sequence[Optimizer], num_ranks: int
+) -> int:
+    """Return about how many bytes of tensors each of so many ranks writes."""
+    tensors: list[Any] = []
+    for model in models:
+        tensors += [*model.parameters(), *model.buffers()]
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+    # Of a sharded tensor each rank writes its own piece.
+    pieces = sum(tensor.to_local().nbytes for tensor in tensors if hasattr(tensor, "to_local"))
+    shared = sum(tensor.nbytes for tensor in tensors if not hasattr(tensor, "to_local"))
+    return int(pieces + shared // num_ranks)

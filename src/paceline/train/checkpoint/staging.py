@@ -2,8 +2,8 @@
 
 The copies are as large as the rank's share of the checkpoint. They stay between two saves only
 where the next save is near and memory is plentiful; otherwise the memory is returned to the system
-after the commit. New buffers cost a save the time in which the system clears their pages, some
-0.2 s for each GB.
+after the commit. New buffers cost a save the time in which the system clears their pages, 0.2 to
+2 s for each GB; for the first save that happens in the background, after the first steps.
 The files are written on a separate thread, one piece of work at a time; its errors are raised in
 the caller.
 """
@@ -81,6 +81,21 @@ class Staging:
         self._began_s: float | None = None  # when the last copy began
         self._interval_s: float | None = None  # from the copy before it to the last one
         self._release: threading.Timer | None = None
+        self._pages: _ClearedPages | None = None
+
+    def prepare(self, num_bytes: int) -> None:
+        """Clear the pages of the first copy in the background, if memory is plentiful.
+
+        They are released if no save comes soon: saves that are rare need none.
+        """
+        is_plenty = _available_bytes() >= (1 + _PLENTY) * num_bytes
+        if self._pin or self._buffers or num_bytes < _LEAST_BYTES or not is_plenty:
+            return
+        try:
+            self._pages = _ClearedPages(num_bytes)
+            self._release_in(_NEAR_S)
+        except (OSError, RuntimeError):  # no map, or no thread: the save makes its own buffers
+            self._pages = None
 
     @torch.no_grad()
     def copy(
@@ -117,11 +132,8 @@ class Staging:
         if not hold_s:
             self.clear()
             return
-        self._release = threading.Timer(hold_s, self.clear)
-        self._release.name = "paceline-staging"
-        self._release.daemon = True
         try:
-            self._release.start()
+            self._release_in(hold_s)
         except RuntimeError:  # Python 3.12 and newer start no thread while the interpreter ends
             self.clear()
 
@@ -129,9 +141,18 @@ class Staging:
         """Release the buffers; their memory is returned when nothing else refers to them."""
         self._cancel_release()
         self._buffers = {}
+        pages, self._pages = self._pages, None
+        if pages is not None:
+            pages.take(0)
         # The allocator of pinned memory keeps what is freed. Older torch cannot release it.
         if self._pin and hasattr(torch.accelerator, "empty_host_cache"):
             torch.accelerator.empty_host_cache()
+
+    def _release_in(self, seconds: float) -> None:
+        self._release = threading.Timer(seconds, self.clear)
+        self._release.name = "paceline-staging"
+        self._release.daemon = True
+        self._release.start()
 
     def _cancel_release(self) -> None:
         release, self._release = self._release, None
@@ -150,7 +171,43 @@ class Staging:
                 name: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
                 for name, tensor in tensors.items()
             }
-        return _mapped_buffers(tensors)
+        pages, self._pages = self._pages, None
+        return _mapped_buffers(tensors, pages)
+
+
+_LEAST_BYTES = 16 << 20  # whose pages are worth a thread
+_CHUNK_BYTES = 32 << 20  # between two looks whether a save needs the pages now
+
+
+class _ClearedPages:
+    """Memory whose pages the system clears in the background."""
+
+    def __init__(self, size: int) -> None:
+        self._memory = _map(size)
+        self._is_needed = threading.Event()
+        # Not a daemon thread: the interpreter must not end while it is in torch.
+        self._thread = threading.Thread(target=self._touch, name="paceline-staging-pages")
+        self._thread.start()
+
+    def take(self, size: int) -> mmap.mmap | None:
+        """Return the memory with this size; None if the size is 0 or it cannot be changed."""
+        self._is_needed.set()
+        self._thread.join()
+        try:
+            if size and size != len(self._memory):
+                self._memory.resize(size)
+        except (OSError, SystemError, BufferError):
+            return None
+        return self._memory if size else None
+
+    def _touch(self) -> None:
+        flat = torch.frombuffer(self._memory, dtype=torch.uint8)
+        for begin in range(0, flat.numel(), _CHUNK_BYTES):
+            if self._is_needed.is_set():
+                return
+            # One byte of each page. So few elements stay in this thread, without the lock of the
+            # interpreter.
+            flat[begin : begin + _CHUNK_BYTES : mmap.PAGESIZE].zero_()
 
 
 def choose_hold_s(*, num_bytes: int, interval_s: float | None, available_bytes: int) -> float:
@@ -158,13 +215,13 @@ def choose_hold_s(*, num_bytes: int, interval_s: float | None, available_bytes: 
 
     That is twice the interval, after which the next save is overdue; 0 if saves are rare, or if
     little memory is left beside the buffers. ``interval_s`` is that of the last two saves, None
-    after the first.
+    after the first, when the second may be near.
     """
-    if interval_s is None or interval_s > _NEAR_S:
-        return 0.0
     if available_bytes < _PLENTY * num_bytes:
         return 0.0
-    return 2 * interval_s
+    if interval_s is None:
+        return _NEAR_S
+    return 2 * interval_s if interval_s <= _NEAR_S else 0.0
 
 
 def _available_bytes() -> int:
@@ -181,8 +238,10 @@ def _fit(buffers: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor
     )
 
 
-def _mapped_buffers(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return buffers in one new memory map.
+def _mapped_buffers(
+    tensors: Mapping[str, torch.Tensor], pages: _ClearedPages | None
+) -> dict[str, torch.Tensor]:
+    """Return buffers in one memory map: that of the pages that were cleared, or a new one.
 
     The C library keeps freed memory for later allocations, depending on its sizes. A map is
     returned to the system as a whole, when the last of its buffers is freed.
@@ -192,7 +251,9 @@ def _mapped_buffers(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
     for name, tensor in tensors.items():
         offsets[name] = size
         size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-    memory = _map(size) if size else None
+    memory = pages.take(size) if pages is not None else None
+    if memory is None and size:
+        memory = _map(size)
     return {
         name: _buffer(memory, offsets[name], tensor)
         if memory is not None and tensor.nbytes

@@ -140,7 +140,7 @@ class SessionProgress:
         self._world, self._device, self._seed = world, device, seed
         self._gradients, self._checkpoints, self._say = gradients, checkpoints, say
         self._reseed, self._place = reseed, place
-        self._uses_checkpoints = False
+        self._uses_checkpoints = self._has_prepared = False
         # Weak references, because a loader's workers end with the loader. They end at once if
         # nothing else holds it. In a cycle the garbage collector closes its queues first, and waits
         # for seconds.
@@ -320,6 +320,8 @@ class SessionProgress:
             return
         if self.stop.agreed():
             self.leave()
+        if self._uses_checkpoints and not self._has_prepared:
+            self._prepare_first_save()
         if self._periodic.is_due(self._gradients.steps, is_late=self.stop.saves_now):
             self._write(metric=None, wait=False)
 
@@ -331,7 +333,18 @@ class SessionProgress:
         self._say(f"stopped after step {step} with a checkpoint")  # only after the commit
         raise SystemExit(EXIT_UNFINISHED)
 
+    def _prepare_first_save(self) -> None:
+        gradients = self._gradients
+        if not gradients.steps:
+            return  # an optimizer has its state from its first step on
+        self._has_prepared = True
+        num_bytes = portable.share_bytes(
+            gradients.models, gradients.optimizers, self._world.world_size
+        )
+        self._checkpoints.prepare(num_bytes)
+
     def _write(self, *, metric: float | torch.Tensor | None, wait: bool) -> None:
+        self._has_prepared = True  # or it is too late
         self._gradients.tracker.check_position()
         self._gradients.compare_ranks()
         self._place.claim()

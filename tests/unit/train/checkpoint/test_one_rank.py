@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import socket
 import sys
 import threading
@@ -219,7 +220,8 @@ def test_buffers_are_released_when_the_next_save_is_overdue(here, monkeypatch):
 @pytest.mark.parametrize(
     ("num_bytes", "interval_s", "available_bytes", "hold_s"),
     [
-        (100, None, 10_000, 0),
+        (100, None, 10_000, 60),
+        (100, None, 399, 0),
         (100, 0.5, 10_000, 1),
         (100, 60, 10_000, 120),
         (100, 61, 10_000, 0),
@@ -232,6 +234,54 @@ def test_how_long_buffers_stay(num_bytes, interval_s, available_bytes, hold_s):
         num_bytes=num_bytes, interval_s=interval_s, available_bytes=available_bytes
     )
     assert choice == hold_s
+
+
+def faults():
+    """Pages that the system had to give to this thread until now."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+
+LARGE = 64 << 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts page faults as Linux does")
+@pytest.mark.parametrize("more", [-4096, 0, 1 << 20])
+def test_the_first_save_finds_its_pages_cleared(here, monkeypatch, more):
+    monkeypatch.setattr(staging, "_available_bytes", lambda: 100 * LARGE)
+    large = {"model/w": torch.arange(LARGE // 4, dtype=torch.int32)}
+    here.prepare(LARGE + more)  # what is prepared need not be what is saved
+    here._staging._pages._thread.join()
+    before = faults()
+    copies, _ = here._staging.copy(large)
+    least_without = LARGE // (2 << 20)  # were all pages huge ones
+    assert faults() - before < least_without
+    assert torch.equal(copies["model/w"], large["model/w"])
+    here.close()
+
+
+def test_a_save_does_not_wait_until_all_pages_are_cleared(here, monkeypatch):
+    monkeypatch.setattr(staging, "_available_bytes", lambda: 100 * LARGE)
+    monkeypatch.setattr(staging, "_CHUNK_BYTES", 1 << 20)
+    here.prepare(4 * LARGE)
+    here.save(state(4), step=1, epoch=0)
+    assert load(here) == 4
+
+
+def test_pages_are_released_without_a_save(here, monkeypatch):
+    monkeypatch.setattr(staging, "_available_bytes", lambda: 100 * LARGE)
+    monkeypatch.setattr(staging, "_NEAR_S", 0.05)
+    here.prepare(LARGE)
+    here._staging._release.join(10)
+    assert here._staging._pages is None
+    here.save(state(2), step=1, epoch=0)
+    assert load(here) == 2
+
+
+@pytest.mark.parametrize(("num_bytes", "available"), [(1000, 10**12), (LARGE, 4 * LARGE)])
+def test_little_and_scarce_memory_is_not_prepared(here, monkeypatch, num_bytes, available):
+    monkeypatch.setattr(staging, "_available_bytes", lambda: available)
+    here.prepare(num_bytes)
+    assert here._staging._pages is None
 
 
 def resident_bytes():
@@ -252,6 +302,7 @@ def test_a_copy_is_not_resident_after_its_commit(here, monkeypatch):
         write_one(*args, **options)
 
     monkeypatch.setattr(write, "write", write_later)
+    monkeypatch.setattr(staging, "_available_bytes", lambda: 2 * size)  # too little to keep it
     before = resident_bytes()
     here.save(large, step=1, epoch=0)
     assert resident_bytes() - before > 0.8 * size

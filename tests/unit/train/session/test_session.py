@@ -146,6 +146,26 @@ def test_two_live_loaders_are_announced(session, capsys, tmp_path, monkeypatch):
     assert capsys.readouterr().err.count("several ranks refuse it") == 1
 
 
+@pytest.mark.parametrize("saves", [True, False])
+def test_the_first_save_is_prepared_once_after_the_first_step(
+    session, saves, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    prepared = []
+    monkeypatch.setattr(
+        session._checkpoints, "prepare", lambda size: prepared.append((session.step, size))
+    )
+    model = nn.Linear(3, 1, bias=False)
+    model, optimizer = session.setup(model, torch.optim.Adam(model.parameters()))
+    if saves:
+        session.restore()
+    for x in session.loader(torch.ones(8, 3), 2):
+        session.backward(model(x).mean())
+        optimizer.step()
+    # the weight, its two moments and Adam's step, in float32
+    assert prepared == ([(1, 4 * (3 * 3 + 1))] if saves else [])
+
+
 def in_a_list(loader):
     return [list(loader)] * 2
 
