@@ -60,6 +60,13 @@ def own_bytes(pid: int) -> int:
     return int(words[0]) << 10 if words else 0
 
 
+def available_bytes() -> int:
+    """Return the memory that processes of this machine can still get."""
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
 def parse_status(text: str) -> dict[str, str]:
     """Parse the fields of a ``/proc/PID/status``."""
     pairs = (line.partition(":") for line in text.splitlines())

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from paceline.counters import Counters
 from paceline.errors import Finding
 from paceline.text.wording import size
 
@@ -22,6 +23,7 @@ _PARTS = 6  # in each of which a rank that grows steadily has grown
 _LEAST_OF_MEAN = 0.4  # each part grows at least by this share of what the parts grow in the mean
 _LEAST_BYTES = 128 << 20  # that a rank has grown by, and the share of its memory
 _LEAST_SHARE = 0.1
+_AHEAD = 10  # times the steps so far, where the length of a pass over the data is unknown
 
 
 class MemoryPoint(NamedTuple):
@@ -66,6 +68,20 @@ def growth(points: Sequence[MemoryPoint]) -> float:
     if any(higher - lower < least_rise for lower, higher in pairwise(levels)):
         return 0.0
     return grown / (steps[-1] - steps[0])
+
+
+def lasts(rate: float, count: Counters, available_bytes: int) -> bool:
+    """Return whether memory lasts to the end of a rank's first pass over its data.
+
+    A dataset may keep what it reads, and grows until all is read. Later passes read nothing new:
+    there growth is worth a hint in any case. ``rate`` is in bytes a step.
+    """
+    if count.loops:
+        return False
+    steps_left = _AHEAD * count.steps
+    if count.loop_length > 0 and count.batches:
+        steps_left = (count.loop_length - count.open_batches) * count.steps // count.batches
+    return rate * steps_left < available_bytes
 
 
 def finding_of(ranks: Sequence[Mapping[str, Any]]) -> Finding | None:

@@ -119,6 +119,9 @@ class SpeedLog:
             history = self._memory.setdefault(local, MemoryHistory())
             pid = self._group.attempt.pids.get(local)
             history.add(count.steps, processes.own_bytes(pid) if pid is not None else 0)
+            growth = memory_growth.growth(history.points)
+            if memory_growth.lasts(growth, count, processes.available_bytes()):
+                growth = 0.0
             ranks.append(
                 {
                     "rank": rank,
@@ -135,7 +138,7 @@ class SpeedLog:
                     "samples": samples,
                     "tokens": tokens,
                     "memory_bytes": history.points[-1].num_bytes if history.points else 0,
-                    "memory_growth": memory_growth.growth(history.points),
+                    "memory_growth": growth,
                 }
             )
         timed = json.dumps(timed_steps.to_json(latest))

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from paceline.machine import processes
+
 _NAME = "paceline-checkpoint"
 
 
@@ -88,7 +90,7 @@ class Staging:
 
         They are released if no save comes soon: saves that are rare need none.
         """
-        is_plenty = _available_bytes() >= (1 + _PLENTY) * num_bytes
+        is_plenty = processes.available_bytes() >= (1 + _PLENTY) * num_bytes
         if self._pin or self._buffers or num_bytes < _LEAST_BYTES or not is_plenty:
             return
         try:
@@ -127,7 +129,7 @@ class Staging:
         hold_s = choose_hold_s(
             num_bytes=num_bytes,
             interval_s=self._interval_s,
-            available_bytes=_available_bytes(),
+            available_bytes=processes.available_bytes(),
         )
         if not hold_s:
             self.clear()
@@ -222,12 +224,6 @@ def choose_hold_s(*, num_bytes: int, interval_s: float | None, available_bytes: 
     if interval_s is None:
         return _NEAR_S
     return 2 * interval_s if interval_s <= _NEAR_S else 0.0
-
-
-def _available_bytes() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().available)
 
 
 def _fit(buffers: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> bool:

@@ -8,16 +8,19 @@ from itertools import pairwise
 
 import pytest
 
+from paceline.counters import Counters
 from paceline.launch.monitor.memory_growth import (
     LEAST_POINTS,
     MemoryHistory,
     MemoryPoint,
     finding_of,
     growth,
+    lasts,
 )
 from paceline.machine import processes
 
 MIB = 1 << 20
+NO_COUNT = {"phase": 1, "batches": 0, "seconds": 1.0, "data_s": 0.0, "own_s": 0.0}
 
 
 def history(sizes_mib):
@@ -74,6 +77,22 @@ def test_a_long_history_keeps_few_points_of_the_whole():
     steps = [point.step for point in kept.points]
     assert len(steps) < 256 and steps[0] == 1 and steps[-1] > 4900
     assert len({later - earlier for earlier, later in pairwise(steps)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # 600 of 1,000 batches are left, two batches a step: 300 MiB at a rate of 1 MiB
+        ({"loop_length": 1000, "open_batches": 400, "batches": 400}, [False, True]),
+        ({"loop_length": 1000, "open_batches": 400, "batches": 1400, "loops": 1}, [False, False]),
+        ({"loop_length": -1, "open_batches": 400, "batches": 400}, [False, False]),
+        ({"steps": 20}, [True, True]),
+        ({}, [False, False]),  # 2,000 MiB in ten times 200 steps
+    ],
+)
+def test_the_first_pass_over_the_data_may_fill_a_cache(values, expected):
+    count = Counters(**{**NO_COUNT, "steps": 200, **values})
+    assert [lasts(MIB, count, available * MIB) for available in (299, 301)] == expected
 
 
 def test_the_rank_that_grows_most_is_named():

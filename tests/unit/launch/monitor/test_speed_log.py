@@ -226,6 +226,7 @@ def test_memory_that_grows_is_said_once_by_the_loop(tmp_path, monkeypatch):
     grown = iter(range(1, 1000))
     monkeypatch.setattr(speed_log.processes, "own_bytes", lambda pid: (1 << 30) + next(grown) * pid)
     node = Node(tmp_path)
+    monkeypatch.setattr(speed_log.processes, "available_bytes", lambda: 1 << 20)
     node.group.attempt.pids.update({0: 1, 1: 8 << 20})  # what each reading adds
     for step in range(1, 61):
         node.train(step)

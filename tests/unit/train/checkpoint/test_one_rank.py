@@ -205,7 +205,7 @@ def test_buffers_are_used_again_while_saves_are_near(here, monkeypatch):
 
 
 def test_buffers_are_released_when_the_next_save_is_overdue(here, monkeypatch):
-    monkeypatch.setattr(staging, "_available_bytes", lambda: 10**9)
+    monkeypatch.setattr(staging.processes, "available_bytes", lambda: 10**9)
     for step in (1, 2):
         here.save(state(step), step=step, epoch=0)
         here.wait()
@@ -247,7 +247,7 @@ LARGE = 64 << 20
 @pytest.mark.skipif(sys.platform != "linux", reason="counts page faults as Linux does")
 @pytest.mark.parametrize("more", [-4096, 0, 1 << 20])
 def test_the_first_save_finds_its_pages_cleared(here, monkeypatch, more):
-    monkeypatch.setattr(staging, "_available_bytes", lambda: 100 * LARGE)
+    monkeypatch.setattr(staging.processes, "available_bytes", lambda: 100 * LARGE)
     large = {"model/w": torch.arange(LARGE // 4, dtype=torch.int32)}
     here.prepare(LARGE + more)  # what is prepared need not be what is saved
     here._staging._pages._thread.join()
@@ -260,7 +260,7 @@ def test_the_first_save_finds_its_pages_cleared(here, monkeypatch, more):
 
 
 def test_a_save_does_not_wait_until_all_pages_are_cleared(here, monkeypatch):
-    monkeypatch.setattr(staging, "_available_bytes", lambda: 100 * LARGE)
+    monkeypatch.setattr(staging.processes, "available_bytes", lambda: 100 * LARGE)
     monkeypatch.setattr(staging, "_CHUNK_BYTES", 1 << 20)
     here.prepare(4 * LARGE)
     here.save(state(4), step=1, epoch=0)
@@ -268,7 +268,7 @@ def test_a_save_does_not_wait_until_all_pages_are_cleared(here, monkeypatch):
 
 
 def test_pages_are_released_without_a_save(here, monkeypatch):
-    monkeypatch.setattr(staging, "_available_bytes", lambda: 100 * LARGE)
+    monkeypatch.setattr(staging.processes, "available_bytes", lambda: 100 * LARGE)
     monkeypatch.setattr(staging, "_NEAR_S", 0.05)
     here.prepare(LARGE)
     here._staging._release.join(10)
@@ -279,7 +279,7 @@ def test_pages_are_released_without_a_save(here, monkeypatch):
 
 @pytest.mark.parametrize(("num_bytes", "available"), [(1000, 10**12), (LARGE, 4 * LARGE)])
 def test_little_and_scarce_memory_is_not_prepared(here, monkeypatch, num_bytes, available):
-    monkeypatch.setattr(staging, "_available_bytes", lambda: available)
+    monkeypatch.setattr(staging.processes, "available_bytes", lambda: available)
     here.prepare(num_bytes)
     assert here._staging._pages is None
 
@@ -302,7 +302,9 @@ def test_a_copy_is_not_resident_after_its_commit(here, monkeypatch):
         write_one(*args, **options)
 
     monkeypatch.setattr(write, "write", write_later)
-    monkeypatch.setattr(staging, "_available_bytes", lambda: 2 * size)  # too little to keep it
+    monkeypatch.setattr(
+        staging.processes, "available_bytes", lambda: 2 * size
+    )  # too little to keep it
     before = resident_bytes()
     here.save(large, step=1, epoch=0)
     assert resident_bytes() - before > 0.8 * size
