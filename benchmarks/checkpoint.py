@@ -90,6 +90,8 @@ class Sides:
             "blocking": self.save_blocking,
             "torch.save": self.torch_save,
             "torch.save, no fsync": self.torch_save_unsynced,
+            "first": self.first_saves,
+            "first, not prepared": self.first_save_unprepared,
         }
 
     def sync(self):
@@ -141,6 +143,31 @@ class Sides:
 
     def save_blocking(self):
         return {"blocking": self.save(wait=True)}
+
+    def of_a_new_session(self, *, prepares):
+        """Stalls of three saves, a second after its first steps."""
+        shutil.rmtree(self.folder / "new", ignore_errors=True)
+        here = Checkpoints(self.folder / "new", world=World(), device=self.device)
+        here.find("latest")  # imports, as the restore at the start of a script does
+        if prepares:
+            here.prepare(size_of(self.state))
+        stalls, begin = [], perf_counter()
+        while perf_counter() - begin < 1:
+            self.step()
+        for number in range(3):
+            begin = perf_counter()
+            here.save(self.state, step=number, epoch=0, keep_last=1, keep_best=0)
+            stalls.append(perf_counter() - begin)
+            here.wait()
+        here.close()
+        return stalls
+
+    def first_saves(self):
+        first, second, third = self.of_a_new_session(prepares=True)
+        return {"first save": first, "second save": second, "third save": third}
+
+    def first_save_unprepared(self):
+        return {"first save, not prepared": self.of_a_new_session(prepares=False)[0]}
 
     def torch_save(self, *, sync=True):
         path = self.folder / "state.pt"
@@ -220,6 +247,8 @@ def render(header, seconds, shares):
         ("stall / torch.save", "stall", "torch.save", "at most 0.2"),
         ("blocking / torch.save", "blocking", "torch.save", "at most 1"),
         ("blocking / torch.save, no fsync", "blocking", "torch.save, no fsync", ""),
+        ("first save / third", "first save", "third save", "at most 2"),
+        ("not prepared / third", "first save, not prepared", "third save", ""),
     ):
         ratios = [a / b for a, b in zip(seconds[left], seconds[right], strict=True)]
         of_medians, of_least = (
