@@ -28,7 +28,7 @@ PACKAGES = {
     "launch": 100,
     "launch/channel": 1_800,
     "launch/in_rank": 1_000,
-    "launch/monitor": 4_700,
+    "launch/monitor": 4_800,
     "launch/outcome": 2_100,
     "launch/plan": 4_000,
     "launch/preflight": 1_200,
