@@ -90,14 +90,15 @@ class Staging:
 
         They are released if no save comes soon: saves that are rare need none.
         """
-        is_plenty = processes.available_bytes() >= (1 + _PLENTY) * num_bytes
-        if self._pin or self._buffers or num_bytes < _LEAST_BYTES or not is_plenty:
+        if self._pin or self._buffers or num_bytes < _LEAST_BYTES:
+            return
+        if processes.available_bytes() < (1 + _PLENTY) * num_bytes:
             return
         try:
             self._pages = _ClearedPages(num_bytes)
             self._release_in(_NEAR_S)
         except (OSError, RuntimeError):  # no map, or no thread: the save makes its own buffers
-            self._pages = None
+            self.clear()
 
     @torch.no_grad()
     def copy(
@@ -123,6 +124,7 @@ class Staging:
 
     def settle(self) -> None:
         """Release the buffers after a commit, at once or when the next save is overdue."""
+        self._take_pages()  # of a save that needed no copy
         num_bytes = sum(buffer.nbytes for buffer in self._buffers.values())
         if not num_bytes:
             return
@@ -143,9 +145,7 @@ class Staging:
         """Release the buffers; their memory is returned when nothing else refers to them."""
         self._cancel_release()
         self._buffers = {}
-        pages, self._pages = self._pages, None
-        if pages is not None:
-            pages.take(0)
+        self._take_pages()
         # The allocator of pinned memory keeps what is freed. Older torch cannot release it.
         if self._pin and hasattr(torch.accelerator, "empty_host_cache"):
             torch.accelerator.empty_host_cache()
@@ -173,8 +173,12 @@ class Staging:
                 name: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
                 for name, tensor in tensors.items()
             }
+        return _mapped_buffers(tensors, self._take_pages())
+
+    def _take_pages(self) -> mmap.mmap | None:
+        """Return the memory whose pages are cleared, as far as they are; None without any."""
         pages, self._pages = self._pages, None
-        return _mapped_buffers(tensors, pages)
+        return None if pages is None else pages.stop()
 
 
 _LEAST_BYTES = 16 << 20  # whose pages are worth a thread
@@ -191,16 +195,11 @@ class _ClearedPages:
         self._thread = threading.Thread(target=self._touch, name="paceline-staging-pages")
         self._thread.start()
 
-    def take(self, size: int) -> mmap.mmap | None:
-        """Return the memory with this size; None if the size is 0 or it cannot be changed."""
+    def stop(self) -> mmap.mmap:
+        """Return the memory; pages that are not cleared yet stay as they are."""
         self._is_needed.set()
         self._thread.join()
-        try:
-            if size and size != len(self._memory):
-                self._memory.resize(size)
-        except (OSError, SystemError, BufferError):
-            return None
-        return self._memory if size else None
+        return self._memory
 
     def _touch(self) -> None:
         flat = torch.frombuffer(self._memory, dtype=torch.uint8)
@@ -235,9 +234,9 @@ def _fit(buffers: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor
 
 
 def _mapped_buffers(
-    tensors: Mapping[str, torch.Tensor], pages: _ClearedPages | None
+    tensors: Mapping[str, torch.Tensor], cleared: mmap.mmap | None
 ) -> dict[str, torch.Tensor]:
-    """Return buffers in one memory map: that of the pages that were cleared, or a new one.
+    """Return buffers in one memory map: ``cleared``, made to fit, or a new one.
 
     The C library keeps freed memory for later allocations, depending on its sizes. A map is
     returned to the system as a whole, when the last of its buffers is freed.
@@ -247,15 +246,24 @@ def _mapped_buffers(
     for name, tensor in tensors.items():
         offsets[name] = size
         size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-    memory = pages.take(size) if pages is not None else None
-    if memory is None and size:
-        memory = _map(size)
+    memory = _map_of(size, cleared) if size else None
     return {
         name: _buffer(memory, offsets[name], tensor)
         if memory is not None and tensor.nbytes
         else torch.empty(tensor.shape, dtype=tensor.dtype)
         for name, tensor in tensors.items()
     }
+
+
+def _map_of(size: int, memory: mmap.mmap | None) -> mmap.mmap:
+    """Return a memory map with its size changed, or a new one if there is none or it cannot be."""
+    if memory is None:
+        return _map(size)
+    try:
+        memory.resize(size)
+    except (OSError, SystemError, BufferError):
+        return _map(size)
+    return memory
 
 
 def _map(size: int) -> mmap.mmap:

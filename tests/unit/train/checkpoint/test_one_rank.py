@@ -277,6 +277,16 @@ def test_pages_are_released_without_a_save(here, monkeypatch):
     assert load(here) == 2
 
 
+@pytest.mark.parametrize("content", [{"model/w": torch.ones(2)}, {"session": 1}])
+@pytest.mark.parametrize("wait", [True, False])
+def test_no_pages_are_left_after_a_save_that_copies_nothing(here, monkeypatch, content, wait):
+    monkeypatch.setattr(staging.processes, "available_bytes", lambda: 100 * LARGE)
+    here.prepare(LARGE)
+    here.save(content, step=1, epoch=0, wait=wait)
+    here.wait()
+    assert here._staging._pages is None
+
+
 @pytest.mark.parametrize(("num_bytes", "available"), [(1000, 10**12), (LARGE, 4 * LARGE)])
 def test_little_and_scarce_memory_is_not_prepared(here, monkeypatch, num_bytes, available):
     monkeypatch.setattr(staging.processes, "available_bytes", lambda: available)
