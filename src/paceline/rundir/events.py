@@ -111,12 +111,18 @@ def read(path: Path, *, tail_bytes: int | None = None) -> list[dict[str, Any]]:
 
     ``tail_bytes`` reads only the end of the file. Raises OSError if it cannot be read.
     """
+    events, _ = read_counted(path, tail_bytes=tail_bytes)
+    return events
+
+
+def read_counted(path: Path, *, tail_bytes: int | None = None) -> tuple[list[dict[str, Any]], int]:
+    """Return what ``read`` does, and the number of lines, those that are left out included."""
     with open_file(path) as file:
         if tail_bytes is not None:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - tail_bytes))
         lines = file.read().splitlines()
-    return [event for line in lines if (event := _parse(line)) is not None]
+    return [event for line in lines if (event := _parse(line)) is not None], len(lines)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -87,9 +87,9 @@ def read(run_dir: RunDir) -> ReportedRun:
     world_size = max((int(start["world_size"]) for start in starts), default=0)
     numbers, metric_notes = metrics.read(run_dir)
     speed, speed_notes = measured_files.read_log(run_dir, world_size)
-    ranks, gpus, rank_notes = measured_files.read_ranks(run_dir)
-    bench_notes: list[str] = []
-    bench = measured_files.read_bench(run_dir, bench_notes)
+    file_notes: list[str] = []
+    ranks, gpus = measured_files.read_ranks(run_dir, file_notes)
+    bench = measured_files.read_bench(run_dir, file_notes)
     run = ReportedRun(
         name=run_dir.root.absolute().name,
         folder=files.display_path(run_dir.root),
@@ -106,7 +106,7 @@ def read(run_dir: RunDir) -> ReportedRun:
         findings=history.outcome.findings if history.outcome else (),
         bench=bench,
         scaling=bench.figures if bench is not None else (),
-        forecast=measured_files.read_forecast(run_dir, bench_notes),
+        forecast=measured_files.read_forecast(run_dir, file_notes),
         environment=_environment(run_dir, gpus),
     )
     has_content = any((records, numbers, speed, run.bench, run.forecast, run.environment))
@@ -115,7 +115,7 @@ def read(run_dir: RunDir) -> ReportedRun:
     # A bench trains nothing, so a training run's files are not missing from it.
     is_training = bool(records) or run.bench is None
     training_notes = [*metric_notes, *speed_notes, *_step_notes(run)] if is_training else []
-    return replace(run, notes=(*event_notes, *training_notes, *rank_notes, *bench_notes))
+    return replace(run, notes=(*event_notes, *training_notes, *file_notes))
 
 
 def _step_notes(run: ReportedRun) -> list[str]:
@@ -139,14 +139,13 @@ def _events(folder: Path) -> tuple[list[list[dict[str, Any]]], list[str]]:
     records, notes = [], []
     for path in paths:
         try:
-            records.append(events.read(path))
-            with files.open_file(path) as file:
-                num_lines = len(file.read().splitlines())
+            record, num_lines = events.read_counted(path)
         except OSError as error:
             notes.append(f"{path.name} cannot be read: {error}")
             continue
+        records.append(record)
         # The last line of a run that lives may be half written.
-        num_unreadable = num_lines - len(records[-1])
+        num_unreadable = num_lines - len(record)
         if num_unreadable:
             notes.append(f"{path.name}: {num_unreadable} of {num_lines} lines are not readable")
     return [record for record in records if record], notes

@@ -126,20 +126,17 @@ def split_of(step: Mapping[str, Any] | None, num_ranks: int) -> StepSplit | None
         return None
 
 
-def read_ranks(run_dir: RunDir) -> tuple[list[RankTime], Mapping[str, int], list[str]]:
-    """Return what a step costs each rank, the number of GPUs by host, and what cannot be read.
+def read_ranks(run_dir: RunDir, notes: list[str]) -> tuple[list[RankTime], Mapping[str, int]]:
+    """Return what a step costs each rank, and the number of GPUs by host.
 
-    The first two are empty if the run has written no ``speed.json``, or one of another form.
+    Both are empty without ``speed.json``, or with a note if it is unreadable.
     """
-    try:
-        speed = files.read_json(run_dir.speed, most_bytes=_MOST_BYTES)
-        ranks = [_rank(values) for values in speed["ranks"] if values["steps"] > 1]
-        gpus = Counter(str(gpu["host"]) for gpu in speed["gpus"])
-    except FileNotFoundError:
-        return [], {}, []
-    except (OSError, *OTHER_CONTENT) as error:
-        return [], {}, [f"{run_dir.speed.name} cannot be read: {error!r}"]
-    return ranks, gpus, []
+    return _read(run_dir.speed, _parse_ranks, notes, most_bytes=_MOST_BYTES) or ([], {})
+
+
+def _parse_ranks(speed: Mapping[str, Any]) -> tuple[list[RankTime], Mapping[str, int]]:
+    ranks = [_rank(values) for values in speed["ranks"] if values["steps"] > 1]
+    return ranks, Counter(str(gpu["host"]) for gpu in speed["gpus"])
 
 
 def _rank(values: Mapping[str, Any]) -> RankTime:
@@ -172,9 +169,15 @@ def read_forecast(run_dir: RunDir, notes: list[str]) -> ForecastFacts | None:
     return _read(run_dir.forecast, parse_forecast, notes)
 
 
-def _read(path: Path, parse: Callable[[Any], _Parsed], notes: list[str]) -> _Parsed | None:
+def _read(
+    path: Path,
+    parse: Callable[[Any], _Parsed],
+    notes: list[str],
+    *,
+    most_bytes: int = _MOST_BENCH_BYTES,
+) -> _Parsed | None:
     try:
-        return parse(files.read_json(path, most_bytes=_MOST_BENCH_BYTES))
+        return parse(files.read_json(path, most_bytes=most_bytes))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -78,21 +78,25 @@ def _time_plots(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[Plot]
 
 
 def _memory(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[Plot]:
-    """Return the memory over time of the rank that has most, of runs that are longer."""
-    curves = []
-    for place, run in enumerate(runs):
-        times_s = speed.elapsed(run.attempts, run.speed)
-        sizes = [point.memory_bytes / 2**30 for point in run.speed]
-        if len(sizes) > 1 and any(sizes):
-            x, y = thinned([time_s / 60 for time_s in times_s], sizes)
-            curves.append(Curve(names[place], x, y, f"run-{place}", _form(x)))
-    if not curves:
+    """Return the memory over time of the rank that has most."""
+    times_s = {
+        place: speed.elapsed(run.attempts, run.speed)
+        for place, run in enumerate(runs)
+        if len(run.speed) > 1 and any(point.memory_bytes for point in run.speed)
+    }
+    if not times_s:
         return []
+    scale, unit = _unit(max(max(times) for times in times_s.values()))
+    curves = []
+    for place, times in times_s.items():
+        sizes = [point.memory_bytes / 2**30 for point in runs[place].speed]
+        x, y = thinned([time_s / scale for time_s in times], sizes)
+        curves.append(Curve(names[place], x, y, f"run-{place}", _form(x)))
     return [
         Plot(
             title="Memory of a rank",
             subtitle="GiB on its host, of the rank that has most",
-            x=Axis("minutes of running"),
+            x=Axis(f"{unit} of running"),
             y=Axis("GiB", from_zero=True),
             curves=tuple(curves),
         )
