@@ -88,11 +88,8 @@ class TuningAnswer:
 
     @property
     def data_is_bottleneck(self) -> bool | None:
-        """Whether the loop waits for data with the script's settings; None if it is uncertain."""
-        share = self.waiting(self.facts.setting)
-        if share is None or not (search.is_certain(share) or search.is_worth_tuning(share)):
-            return None
-        return search.is_worth_tuning(share)
+        """Whether the loop waits for data with the script's settings; None if it is unknown."""
+        return search.data_is_bottleneck(self.facts, self.measured)
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as plain data."""
@@ -178,7 +175,7 @@ class TuningAnswer:
         if not self.is_worth_tuning:
             return [*lines, "data is not what holds this script back: there is nothing to tune"]
         if waiting is not None and self.data_is_bottleneck is None:
-            lines.append("that is uncertain after several tries: the machine is busy with more")
+            lines.append("that is uncertain after several tries: try again on an idle machine")
         if self.data_is_bottleneck is False:
             lines.append("data is not what holds this script back, but fewer threads are faster")
         if self.best == self.facts.setting:

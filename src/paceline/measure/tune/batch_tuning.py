@@ -8,11 +8,9 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from paceline.errors import Finding, RunError, option_contradicted, option_invalid
 from paceline.launch.probe.loader_commands import CHANGED
-from paceline.machine import gpus
+from paceline.machine import gpus, processes
 from paceline.measure import intervals
 from paceline.measure.intervals import Interval
 from paceline.measure.tune import batches
@@ -59,7 +57,7 @@ class BatchTuning:
         option does not change the batches.
         """
         deadline_s = time.monotonic() + self.seconds
-        free_bytes = psutil.virtual_memory().available
+        free_bytes = processes.available_bytes()
         number, end = self._first, ""
         sizes: list[BatchSize] = []
         while number:
@@ -85,7 +83,7 @@ class BatchTuning:
 
     def _measure(self, number: int, deadline_s: float, progress: TuningProgress) -> BatchSize:
         """Measure one batch size."""
-        free_bytes = psutil.virtual_memory().available
+        free_bytes = processes.available_bytes()
         with tempfile.TemporaryDirectory(prefix="paceline-tune-") as folder:
             run = TrialRun(
                 self._start(number), Path(folder), deadline_s=deadline_s, tick=progress.tick

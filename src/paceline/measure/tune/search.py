@@ -221,6 +221,16 @@ def is_worth_tuning(share: Interval) -> bool:
     return share.value >= bottleneck.SMALL_DATA_SHARE
 
 
+def data_is_bottleneck(facts: LoaderFacts, measured: Measured) -> bool | None:
+    """Return whether the loop waits for data with the script's settings; None if it is unknown."""
+    share = waiting(facts.setting, measured)
+    if share is None:
+        return None
+    if is_worth_tuning(share):
+        return True
+    return False if is_certain(share) else None
+
+
 def is_certain(share: Interval) -> bool:
     """Return whether a share is ground for an end of the search.
 

@@ -33,6 +33,7 @@ from paceline.launch.probe.loader_commands import (
     read_failures,
     unpack,
 )
+from paceline.machine import processes
 from paceline.machine.cpus import usable_cpus
 from paceline.measure import trial
 from paceline.rundir import events, files
@@ -159,7 +160,7 @@ class TrialRun:
         self._number = 0
         self._offsets: dict[int, int] = {}
         self._child: subprocess.Popen[bytes]
-        self.least_free = psutil.virtual_memory().available  # bytes that the machine had left
+        self.least_free = processes.available_bytes()  # bytes that the machine had left
 
     def __enter__(self) -> TrialRun:
         own = ["--no-slurm", "--run-dir", str(self._run_dir.root)]

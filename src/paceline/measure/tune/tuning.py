@@ -157,8 +157,7 @@ class Tuning:
         first = search.first_settings(self.facts)
         if any(self.measured.num_windows(setting) < search.FIRST_WINDOWS for setting in first):
             return False
-        share = search.waiting(self.facts.setting, self.measured)
-        if share is None or search.is_worth_tuning(share) or not search.is_certain(share):
+        if search.data_is_bottleneck(self.facts, self.measured) is not False:
             return False
         return not search.may_gain_from_threads(self.facts, self.measured)
 
