@@ -18,11 +18,11 @@ from paceline.text.wording import size
 
 _MOST_POINTS = 256
 _FIRST_SHARE = 0.25  # of the points: caches fill, and the first steps allocate what stays
-LEAST_POINTS = 32  # of all: at one each five seconds more than two and a half minutes
+LEAST_POINTS = 32  # at one every five seconds, more than two and a half minutes
 _PARTS = 6  # in each of which a rank that grows steadily has grown
 _LEAST_OF_MEAN = 0.4  # each part grows at least by this share of what the parts grow in the mean
-_LEAST_BYTES = 128 << 20  # that a rank has grown by, and the share of its memory
-_LEAST_SHARE = 0.1
+_LEAST_BYTES = 128 << 20  # that a rank has grown by
+_LEAST_SHARE = 0.1  # of its memory at first, that it has grown by
 _AHEAD = 10  # times the steps so far, where the length of a pass over the data is unknown
 
 
@@ -95,14 +95,12 @@ def finding_of(ranks: Sequence[Mapping[str, Any]]) -> Finding | None:
         return None
     most = max(growing, key=lambda rank: rank["memory_growth"])
     what = f"the memory of rank {most['rank']} grows by {size(most['memory_growth'])} a step"
-    others = f"{len(growing)} of {len(ranks)} ranks grow"
+    allocated = f"{size(most['memory_bytes'])} allocated after {most['steps']:,} steps"
     return Finding(
         "memory-grows",
         what,
         where=f"rank {most['rank']} on {most['host']}",
-        evidence=(
-            f"{size(most['memory_bytes'])} of its own after {most['steps']:,} steps; {others}",
-        ),
+        evidence=(f"{allocated}; {len(growing)} of {len(ranks)} ranks grow",),
         fix="keep numbers instead of tensors: losses.append(loss.item())",
         severity="hint",
     )

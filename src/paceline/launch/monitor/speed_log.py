@@ -120,7 +120,7 @@ class SpeedLog:
             pid = self._group.attempt.pids.get(local)
             history.add(count.steps, processes.own_bytes(pid) if pid is not None else 0)
             growth = memory_growth.growth(history.points)
-            if memory_growth.lasts(growth, count, processes.available_bytes()):
+            if growth and memory_growth.lasts(growth, count, processes.available_bytes()):
                 growth = 0.0
             ranks.append(
                 {

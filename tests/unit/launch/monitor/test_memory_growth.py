@@ -102,7 +102,7 @@ def test_the_rank_that_grows_most_is_named():
     assert finding_of([{"rank": 0}]) is None  # of a version that did not write it
     found = finding_of(ranks)
     assert found.what == "the memory of rank 2 grows by 9 B a step"
-    assert found.evidence == ("3 GiB of its own after 800 steps; 2 of 3 ranks grow",)
+    assert found.evidence == ("3 GiB allocated after 800 steps; 2 of 3 ranks grow",)
 
 
 def test_the_memory_of_a_process_is_what_it_allocated():
