@@ -3,6 +3,7 @@
     python benchmarks/overhead.py              # one process
     python benchmarks/overhead.py --ranks 2    # DDP: starts itself under torchrun
     python benchmarks/overhead.py --only raw,again,probe --rounds 15
+    python benchmarks/overhead.py --gpu --only raw,again,probe,session  # batches are copied to it
 
 A two-layer net (32-64-10), batches of 64 per rank, one thread, SGD, on the CPU.
 
@@ -38,7 +39,9 @@ from time import monotonic_ns, perf_counter, sleep
 # Before torch: the step is measured on one thread of the CPU also where there is a GPU, and
 # Accelerate would choose a number of threads itself if none is set.
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+ON_GPU = "--gpu" in sys.argv
+if not ON_GPU:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import torch
 import torch.distributed as dist
@@ -55,6 +58,7 @@ SETTLE = (
     20  # steps before them, not timed: the other sides have emptied caches, also the interpreter's
 )
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 
 
 class WholeBatches(TensorDataset):
@@ -82,7 +86,7 @@ def make_data(fetch):
 def make_net():
     """The net, the same at the start of every side."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10)).to(DEVICE)
 
 
 def make_optimizer(model):
@@ -114,12 +118,16 @@ def endless(loader, *, set_epoch=None):
 def timed(step, batches):
     """Return a function that makes a number of steps and returns seconds per step."""
 
+    def steps(number):
+        for x, y in itertools.islice(batches, number):
+            step(x.to(DEVICE), y.to(DEVICE))
+        if ON_GPU:
+            torch.cuda.synchronize()
+
     def seconds_per_step(num_steps):
-        for x, y in itertools.islice(batches, SETTLE):
-            step(x, y)
+        steps(SETTLE)
         begin = perf_counter()
-        for x, y in itertools.islice(batches, num_steps):
-            step(x, y)
+        steps(num_steps)
         return (perf_counter() - begin) / num_steps
 
     return seconds_per_step
@@ -471,6 +479,9 @@ def parse(argv):
             "sample: a plain TensorDataset, read sample by sample, which takes longer than the step"
             " itself (paceline reads whole batches of it in any case)"
         ),
+    )
+    parser.add_argument(
+        "--gpu", action="store_true", help="on a GPU; only paceline's sides know it"
     )
     parser.add_argument("--only", default=",".join(SIDES), help="some of " + ",".join(SIDES))
     parser.add_argument(

@@ -74,6 +74,7 @@ CODES = {
     "numa-affinity": "GPU016",
     "fabric-manager-down": "GPU017",
     "illegal-memory-access": "GPU018",
+    "device-mismatch": "GPU019",
     "port-in-use": "NET001",
     "port-held-by-other": "NET002",
     "port-refused": "NET003",

@@ -62,6 +62,9 @@ BATCH_TOKENS = 74
 # Whether torch.distributed had a process group of several ranks: one of GROUP_*; 0: unknown.
 GROUP = 75
 GROUP_OF_SEVERAL, GROUP_NEVER = 1, 2
+# Bytes of the rank's GPU that its tensors take after the last timed step, and its size; 0: unknown.
+GPU_ALLOCATED = 76
+GPU_BYTES = 77
 # The stages of the last steps that were timed: a ring of entries, each the number of steps before
 # it, six durations in nanoseconds, and the bits of the last loss as a double.
 STAGES = 80
@@ -243,6 +246,11 @@ class SharedCounters:
         """Return the samples and tokens of a rank's batch; 0 if they are unknown."""
         slot = self.slot(local_rank)
         return slot[BATCH_SAMPLES], slot[BATCH_TOKENS]
+
+    def read_gpu_memory(self, local_rank: int) -> tuple[int, int]:
+        """Return what a rank's tensors take of its GPU, and its size in bytes; 0 if unknown."""
+        slot = self.slot(local_rank)
+        return slot[GPU_ALLOCATED], slot[GPU_BYTES]
 
     def read_padded(self, local_rank: int) -> tuple[int, int]:
         """Return the samples of a padded evaluation, without and with repetitions; else zeros."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from paceline import Session
+from paceline.train.session import run_folder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -96,5 +99,81 @@ def test_a_training_goes_on_from_its_checkpoint(tmp_path, precision):
 
     whole = losses(tmp_path / "whole")
     first = losses(tmp_path / "parts", until=7)
+    run_folder.reset()  # the rest is another process's to train
     assert first + losses(tmp_path / "parts") == pytest.approx(whole, rel=1e-5)
     assert whole[-1] < whole[0]
+
+
+def script(folder, *, before="", within="", after=""):
+    """Write a training whose products take some milliseconds on the GPU; code is added to its step."""
+    (folder / "train.py").write_text(
+        "import torch\nfrom torch import nn\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "model = nn.Linear(256, 256).cuda(); optimizer = torch.optim.SGD(model.parameters(), 1e-3)\n"
+        "data = TensorDataset(torch.randn(2000, 256)); kept = []\n"
+        "for epoch in range(4):\n"
+        "    for (x,) in DataLoader(data, 10):\n"
+        f"        x = x.cuda(); {within}\n"
+        "        loss = model(x).square().mean(); optimizer.zero_grad(); loss.backward()\n"
+        f"        {before}\n"
+        "        optimizer.step()\n"
+        f"        {after}\n"
+        "        value = loss.item()\n"
+    )
+    ended = paceline_run(folder, "--run-dir", "run", "train.py")
+    return ended, folder / "run"
+
+
+# 20 million cycles are about 10 ms.
+SLEEP = "torch.cuda._sleep(20_000_000)"
+
+
+@pytest.mark.parametrize(
+    ("place", "stage"), [("within", "forward"), ("before", "optimizer"), ("after", "other")]
+)
+def test_a_slow_kernel_is_charged_to_its_stage(tmp_path, place, stage):
+    """And not to ``item()``, in which the CPU waits for it."""
+    ended, run = script(tmp_path, **{place: SLEEP})
+    assert ended.returncode == 0, ended.stderr
+    step = json.loads((run / "speed.json").read_text())["step"]
+    assert step["stages"][stage] == max(step["stages"].values()) > 0.5 * step["seconds"], step
+
+
+def test_memory_of_the_gpu_is_in_the_speed_of_a_run(tmp_path):
+    ended, run = script(tmp_path, after="kept.append(torch.empty(1 << 18, device='cuda'))")
+    assert ended.returncode == 0, ended.stderr
+    speed = json.loads((run / "speed.json").read_text())
+    (rank,) = speed["ranks"]
+    assert speed["gpu_memory_bytes"] == rank["gpu_memory_bytes"]
+    assert 300 << 20 < rank["gpu_memory_bytes"] < 900 << 20  # of 800 MiB at the end
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("x = x.cpu()", "device-mismatch"),
+        ("kept.append(torch.empty(1 << 42, device='cuda'))", "cuda-oom"),
+        (
+            "kept.append(torch.ones(3, device='cuda')[x[0].long() + 7].sum().item())",
+            "device-side-assert",
+        ),
+    ],
+)
+def test_mistakes_are_named(tmp_path, code, name):
+    ended, _ = script(tmp_path, within=code)
+    assert ended.returncode == 1
+    assert f" {name}]" in ended.stderr, ended.stderr
+
+
+def test_more_ranks_than_gpus_are_verified_on_cpus(tmp_path):
+    ranks = torch.cuda.device_count() + 1
+    ended = subprocess.run(
+        [PACELINE, "verify", "--world", f"1,{ranks}", ROOT / "examples" / "digits.py"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # threads that wait for each other spin
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"trials ran on CPUs: more ranks than GPUs ({ranks - 1})" in ended.stdout

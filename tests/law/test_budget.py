@@ -12,10 +12,10 @@ import pytest
 from representative import representative_tests
 
 LIMIT = 500
-LINES = {"src": 112_100, "tests": 80_700}  # what grows is paid for by what goes
+LINES = {"src": 112_300, "tests": 80_900}  # what grows is paid for by what goes
 # Lines of each package, rounded up to the next hundred. A raise names what goes elsewhere, or has a design page.
 PACKAGES = {
-    "": 1_600,
+    "": 1_700,
     "cli": 2_900,
     "diagnose": 100,
     "diagnose/bundle": 700,
@@ -43,7 +43,7 @@ PACKAGES = {
     "measure/tune": 1_800,
     "measure/verify": 1_800,
     "rundir": 2_200,
-    "signatures": 4_900,
+    "signatures": 5_000,
     "slurm": 7_000,
     "testing": 2_300,
     "text": 1_100,

@@ -23,6 +23,11 @@ from paceline.world import read_mpi_task
 _TOGETHER_S = 1.0  # the tasks of a Slurm step reach this point within this time
 # Findings that depend on the command line and the start alone, which all tasks have in common.
 _ALIKE = ("option-", "double-launch", "torchrun-", "rank-env-missing")
+# What mpirun, srun, accelerate, deepspeed, fabric run and others call the number of ranks.
+_NUM_RANKS = (
+    *("-n", "-np", "-g", "--num-processes", "--gpus", "--num-gpus"),
+    *("--devices", "--world-size", "--ranks"),
+)
 _MOST_COMMANDS = 4  # an option of more of them, such as --json, does not say which is meant
 
 
@@ -44,6 +49,8 @@ def unknown_option(error: click.exceptions.NoSuchOption, words: Sequence[str]) -
         why, fix = request.instead_of_sbatchs(typed)
         what += why and f": {why}"
     forms = _forms(error.ctx.command, typed)
+    if "--nproc-per-node" in forms and typed.replace("_", "-") in _NUM_RANKS:
+        fix = f"paceline {' '.join(names)} --nproc-per-node N"
     fix = fix or _question(form for form in forms if form.startswith(typed))
     others = {} if fix else _commands_with(typed, root.command)
     if 0 < len(others) <= _MOST_COMMANDS:

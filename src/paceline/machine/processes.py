@@ -36,7 +36,7 @@ def describe(pid: int) -> str:
         words = psutil.Process(pid).cmdline()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return f"pid {pid}"
-    return f"pid {pid} ({command_line(words)})"
+    return f"pid {pid} ({command_line(words)})" if words else f"pid {pid}"  # it has ended
 
 
 def command_line(words: Sequence[str]) -> str:

@@ -349,7 +349,8 @@ class Ranks:
     def _job(self, start: RankStart, content: bytes, sources: tuple[ModuleSource, ...]) -> RankJob:
         return RankJob(
             start=start,
-            environ={env.OMP_THREADS: "1", **env.snapshot()},
+            # No GPU: their group is on CPUs, and several ranks need several GPUs.
+            environ={env.OMP_THREADS: "1", **env.snapshot(), env.CUDA_DEVICES: ""},
             folder=os.getcwd(),
             path=tuple(sys.path),
             modules=sources,

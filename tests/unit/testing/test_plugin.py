@@ -80,6 +80,7 @@ def test_each_size_is_a_case_and_runs_on_so_many_ranks(session):
 def test_sum(rank, world_size):
     assert dist.get_world_size() == world_size == int(os.environ["WORLD_SIZE"])
     assert dist.get_rank() == rank == int(os.environ["RANK"])
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
     assert total(rank) == sum(range(world_size))
 """,
         "-v",

@@ -38,18 +38,25 @@ class MemoryHistory:
 
     def __init__(self) -> None:
         self.points: list[MemoryPoint] = []
+        self.latest_bytes = 0
         self._count, self._every = 0, 1
 
     def add(self, step: int, num_bytes: int) -> None:
         """Keep a value. Without steps, or without a value, there is nothing to keep."""
         if not step or not num_bytes:
             return
+        self.latest_bytes = num_bytes
         if self._count % self._every == 0:
             self.points.append(MemoryPoint(step, num_bytes))
         self._count += 1
         if len(self.points) == _MOST_POINTS:
             self.points = self.points[::2]
             self._every *= 2
+
+    def growth(self, count: Counters, available_bytes: int) -> float:
+        """Return by how many bytes a step the memory grows, where that is worth a hint; else 0."""
+        rate = growth(self.points)
+        return 0.0 if lasts(rate, count, available_bytes) else rate
 
 
 def growth(points: Sequence[MemoryPoint]) -> float:
@@ -87,20 +94,26 @@ def lasts(rate: float, count: Counters, available_bytes: int) -> bool:
 def finding_of(ranks: Sequence[Mapping[str, Any]]) -> Finding | None:
     """Return the hint about the rank that grows most; None if none grows steadily.
 
+    Memory of GPUs is asked first: what is kept there takes a little of the host's too.
+
     Args:
-        ranks: What the speed log describes of each rank, with ``memory_growth`` in bytes a step.
+        ranks: What the speed log describes of each rank: ``gpu_memory_growth`` and
+            ``memory_growth`` in bytes a step, and what is allocated in bytes.
     """
-    growing = [rank for rank in ranks if rank.get("memory_growth", 0) > 0]
-    if not growing:
-        return None
-    most = max(growing, key=lambda rank: rank["memory_growth"])
-    what = f"the memory of rank {most['rank']} grows by {size(most['memory_growth'])} a step"
-    allocated = f"{size(most['memory_bytes'])} allocated after {most['steps']:,} steps"
-    return Finding(
-        "memory-grows",
-        what,
-        where=f"rank {most['rank']} on {most['host']}",
-        evidence=(f"{allocated}; {len(growing)} of {len(ranks)} ranks grow",),
-        fix="keep numbers instead of tensors: losses.append(loss.item())",
-        severity="hint",
-    )
+    for kind, of_rank in (
+        ("gpu_memory", "the GPU memory of rank"),
+        ("memory", "the memory of rank"),
+    ):
+        growing = [rank for rank in ranks if rank.get(f"{kind}_growth", 0) > 0]
+        if growing:
+            most = max(growing, key=lambda rank: rank[f"{kind}_growth"])
+            allocated = f"{size(most[f'{kind}_bytes'])} allocated after {most['steps']:,} steps"
+            return Finding(
+                "memory-grows",
+                f"{of_rank} {most['rank']} grows by {size(most[f'{kind}_growth'])} a step",
+                where=f"rank {most['rank']} on {most['host']}",
+                evidence=(f"{allocated}; {len(growing)} of {len(ranks)} ranks grow",),
+                fix="keep numbers instead of tensors: losses.append(loss.item())",
+                severity="hint",
+            )
+    return None

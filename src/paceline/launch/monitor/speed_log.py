@@ -16,6 +16,7 @@ import queue
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -79,7 +80,9 @@ class SpeedLog:
         self._is_closing = False
         self._with_gpus = with_gpus
         self._gpus: list[dict[str, Any]] = []
-        self._memory: dict[int, MemoryHistory] = {}  # by local rank
+        # By local rank:
+        self._memory: defaultdict[int, MemoryHistory] = defaultdict(MemoryHistory)
+        self._gpu_memory: defaultdict[int, MemoryHistory] = defaultdict(MemoryHistory)
         self._finding: Finding | None = None  # what the thread has found, until it is said
         self._has_found = False
         # The timed steps to describe; None ends the thread.
@@ -112,16 +115,16 @@ class SpeedLog:
     def _describe(self, latest: _Steps) -> dict[str, Any]:
         """Return what this node knows of its ranks, as plain data."""
         host = socket.gethostname()
+        available_bytes = processes.available_bytes()
         ranks = []
         for local, rank in self._group.attempt.ranks.items():
             count = self._counters.read(local)
             samples, tokens = self._counters.read_batch(local)
-            history = self._memory.setdefault(local, MemoryHistory())
             pid = self._group.attempt.pids.get(local)
-            history.add(count.steps, processes.own_bytes(pid) if pid is not None else 0)
-            growth = memory_growth.growth(history.points)
-            if growth and memory_growth.lasts(growth, count, processes.available_bytes()):
-                growth = 0.0
+            allocated, gpu_bytes = self._counters.read_gpu_memory(local)
+            memory, gpu_memory = self._memory[local], self._gpu_memory[local]
+            memory.add(count.steps, processes.own_bytes(pid) if pid is not None else 0)
+            gpu_memory.add(count.steps, allocated)
             ranks.append(
                 {
                     "rank": rank,
@@ -137,8 +140,10 @@ class SpeedLog:
                     "loss": self._counters.read_loss(local),
                     "samples": samples,
                     "tokens": tokens,
-                    "memory_bytes": history.points[-1].num_bytes if history.points else 0,
-                    "memory_growth": growth,
+                    "memory_bytes": memory.latest_bytes,
+                    "memory_growth": memory.growth(count, available_bytes),
+                    "gpu_memory_bytes": gpu_memory.latest_bytes,
+                    "gpu_memory_growth": gpu_memory.growth(count, gpu_bytes - allocated),
                 }
             )
         timed = json.dumps(timed_steps.to_json(latest))
@@ -164,6 +169,7 @@ class SpeedLog:
             "samples_per_batch": sum(rank["samples"] for rank in ranks),
             "tokens_per_batch": sum(rank["tokens"] for rank in ranks),
             "memory_bytes": max(rank["memory_bytes"] for rank in ranks),
+            "gpu_memory_bytes": max(rank["gpu_memory_bytes"] for rank in ranks),
             "batches_per_step": first["batches"] / first["steps"] if first["steps"] else 0.0,
             "step": rare_delays.describe(
                 stage_times.account(latest.values()),

@@ -75,6 +75,7 @@ class StageClock:
             last = self._marks[-1] if self._marks else None
             release = None if isinstance(last, int) else last  # a time, before the GPU was used
             end_of_step = _event()
+            _note_memory(self._slot)
         if self._step:
             self._finish()
         every = 1
@@ -223,6 +224,7 @@ def _functions() -> list[Callable[..., Any]]:
         counters.write_stages,
         _value,
         _event,
+        _note_memory,
         _differences,
         next_timed,
         choose_every,
@@ -246,6 +248,19 @@ def _event() -> Any:
     event = cuda.Event(enable_timing=True)
     event.record()
     return event
+
+
+def _note_memory(slot: memoryview[int]) -> None:
+    """Write what tensors take of this rank's GPU: after a step, so no activations are in it."""
+    from torch import cuda
+
+    try:
+        slot[counters.GPU_ALLOCATED] = cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"][
+            "current"
+        ]
+        slot[counters.GPU_BYTES] = cuda.get_device_properties().total_memory
+    except (KeyError, RuntimeError):  # an allocator of the script's own counts nothing
+        return
 
 
 def _differences(marks: list[int]) -> list[int]:

@@ -50,7 +50,9 @@ class SpeedPoint:
     split: StepSplit | None = None
     # the rate that the launcher has measured before the ranks ended; 0 if unknown
     steps_per_s: float = 0.0
-    memory_bytes: float = 0.0  # of the rank that has most, on its host; 0 if unknown
+    # Of the rank that has most; 0 if unknown.
+    memory_bytes: float = 0.0  # on its host
+    gpu_memory_bytes: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ def _point(line: bytes, num_ranks: int) -> SpeedPoint | None:
             split=split_of(values.get("step"), num_ranks),
             steps_per_s=finite(values.get("steps_per_s", 0.0)),
             memory_bytes=finite(values.get("memory_bytes", 0.0)),
+            gpu_memory_bytes=finite(values.get("gpu_memory_bytes", 0.0)),
         )
     except OTHER_CONTENT:
         return None

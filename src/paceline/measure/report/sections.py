@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.measure.report import overview, speed
-from paceline.measure.report.facts import ForecastFacts, ForecastPoint, ReportedRun, Scaling
+from paceline.measure.report.facts import (
+    ForecastFacts,
+    ForecastPoint,
+    ReportedRun,
+    Scaling,
+    SpeedPoint,
+)
 from paceline.measure.report.plots import (
     Axis,
     Curve,
@@ -74,28 +80,44 @@ def _time_plots(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[Plot]
     splits = [plot for run, name in zip(runs, names, strict=True) for plot in _split(run, name)]
     if len(runs) == 1:
         splits = [_renamed(plot, "Where the time of a step goes") for plot in splits]
-    return [*splits, *_rates(runs, names), *_memory(runs, names)]
+    memory = [
+        *_memory(runs, names, "Memory of a rank", "on its host", lambda point: point.memory_bytes),
+        *_memory(
+            runs,
+            names,
+            "GPU memory of a rank",
+            "of its tensors",
+            lambda point: point.gpu_memory_bytes,
+        ),
+    ]
+    return [*splits, *_rates(runs, names), *memory]
 
 
-def _memory(runs: Sequence[ReportedRun], names: Sequence[str]) -> list[Plot]:
-    """Return the memory over time of the rank that has most."""
+def _memory(
+    runs: Sequence[ReportedRun],
+    names: Sequence[str],
+    title: str,
+    what: str,
+    size_of: Callable[[SpeedPoint], float],
+) -> list[Plot]:
+    """Return the memory over time of the rank that has most; nothing if it is unknown."""
     times_s = {
         place: speed.elapsed(run.attempts, run.speed)
         for place, run in enumerate(runs)
-        if len(run.speed) > 1 and any(point.memory_bytes for point in run.speed)
+        if len(run.speed) > 1 and any(map(size_of, run.speed))
     }
     if not times_s:
         return []
     scale, unit = _unit(max(max(times) for times in times_s.values()))
     curves = []
     for place, times in times_s.items():
-        sizes = [point.memory_bytes / 2**30 for point in runs[place].speed]
+        sizes = [size_of(point) / 2**30 for point in runs[place].speed]
         x, y = thinned([time_s / scale for time_s in times], sizes)
         curves.append(Curve(names[place], x, y, f"run-{place}", _form(x)))
     return [
         Plot(
-            title="Memory of a rank",
-            subtitle="GiB on its host, of the rank that has most",
+            title=title,
+            subtitle=f"GiB {what}, of the rank that has most",
             x=Axis(f"{unit} of running"),
             y=Axis("GiB", from_zero=True),
             curves=tuple(curves),

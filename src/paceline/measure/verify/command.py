@@ -25,6 +25,7 @@ from paceline.errors import (
 )
 from paceline.launch.plan import script
 from paceline.launch.plan.options import Options
+from paceline.machine import gpus
 from paceline.measure import proof, trial
 from paceline.measure.bench import (
     EXAMPLE,
@@ -64,6 +65,7 @@ class VerifyResult:
     findings: Sequence[Finding]  # what is wrong with them
     failures: Sequence[Finding]  # why numbers of ranks could not be run
     folder: str  # the folder with the records
+    note: str = ""  # where the trials ran, if not where the script would
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain data."""
@@ -84,6 +86,7 @@ class VerifyResult:
             "findings": [finding.to_json() for finding in self.findings],
             "failures": [finding.to_json() for finding in self.failures],
             "folder": self.folder,
+            "note": self.note,
         }
 
 
@@ -91,6 +94,8 @@ def render(result: VerifyResult) -> str:
     """Return the result as text."""
     steps = ", ".join(f"{result.steps[size]:,} on {_ranks(size)}" for size in result.worlds)
     blocks = [f"{result.script}: optimizer steps compared: {steps}"]
+    if result.note:
+        blocks.append(f"note: {result.note}")
     blocks.append("\n".join(_table(result)))
     reasons = _reasons(result)
     if reasons:
@@ -215,10 +220,13 @@ def verify(requested: BenchRequest, *, as_json: bool, is_apart: bool = False) ->
     if requested.global_batch is not None:
         check_division(requested, requested.global_batch)
     root = trial.new_folder("verify", requested.command[0], requested.run_dir)
+    num_gpus, _ = gpus.count(env.read(env.CUDA_DEVICES))
+    is_on_cpus = 0 < num_gpus < max(requested.worlds)
+    variables = {env.VERIFY: "1", **({env.CUDA_DEVICES: ""} if is_on_cpus else {})}
     with trial.progress(len(requested.worlds)) as say:
         proven = _Proof(requested, text, root / "proof")
         try:
-            runs = _run(requested, root / "trials", say, proven)
+            runs = _run(requested, root / "trials", say, proven, variables)
         finally:
             shown = proven.end()
     if not runs.worlds:
@@ -234,6 +242,7 @@ def verify(requested: BenchRequest, *, as_json: bool, is_apart: bool = False) ->
         findings=findings_of(properties),
         failures=runs.failures,
         folder=files.display_path(root),
+        note=f"trials ran on CPUs: more ranks than GPUs ({num_gpus})" if is_on_cpus else "",
     )
     if as_json:
         print(json.dumps(result.to_json(), indent=1))
@@ -244,7 +253,9 @@ def verify(requested: BenchRequest, *, as_json: bool, is_apart: bool = False) ->
     return EXIT_FAILED if is_broken or result.failures else EXIT_OK
 
 
-def _run(requested: BenchRequest, folder: Path, say: Say, proven: _Proof) -> Runs:
+def _run(
+    requested: BenchRequest, folder: Path, say: Say, proven: _Proof, variables: Mapping[str, str]
+) -> Runs:
     """Run all trials, the smallest number of ranks first: its batch is that of the others.
 
     What fails beside a proof that does not is repeated alone: both may need a port, a file, or the
@@ -252,7 +263,7 @@ def _run(requested: BenchRequest, folder: Path, say: Say, proven: _Proof) -> Run
     """
     runs, began_s = Runs(), time.monotonic()
     for size in requested.worlds:
-        one, tick = _trial(requested, size, folder), say("1 rank" if size == 1 else f"{size} ranks")
+        one, tick = _trial(requested, size, folder, variables), say(_ranks(size))
         is_beside = proven.is_alive()
         ended = trial.run(one, tick)
         proven.join(_LATER_S + time.monotonic() - began_s)  # no rank of the next may meet it
@@ -277,14 +288,14 @@ def _is_of_no_use(ended: TrialResult) -> bool:
     return ended.finding is not None and ended.finding.name not in _OF_USE
 
 
-def _trial(requested: BenchRequest, size: int, folder: Path) -> Trial:
+def _trial(requested: BenchRequest, size: int, folder: Path, variables: Mapping[str, str]) -> Trial:
     return Trial(
         command=requested.command_for(size, requested.global_batch),
         world_size=size,
         steps=requested.steps,
         run_dir=folder / f"{size}-rank{'' if size == 1 else 's'}",
         options=requested.options,
-        variables={env.VERIFY: "1"},
+        variables=variables,
         timeout_s=requested.timeout_s,
     )
 

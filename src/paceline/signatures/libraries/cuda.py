@@ -213,6 +213,26 @@ SIGNATURES: tuple[Signature, ...] = (
         why="all later CUDA calls of the process fail with the same error",
     ),
     cause(
+        "device-mismatch",
+        "all tensors to be on the same device|and weight type|must have its parameters and buffers",
+        r"Expected all tensors to be on the same device, but"
+        r" (?:found at least two devices, (?P<one>[\w:]+) and (?P<other>[\w:]+)"
+        r"|got \w+ is on (?P<first>[\w:]+), different from other tensors on (?P<second>[\w:]+))"
+        r"|Input type \((?P<input>torch\.(?:cuda\.\w+(?=\) and weight type \(torch\.(?!cuda))"
+        r"|\w+(?=\) and weight type \(torch\.cuda)))\) and weight type \((?P<weight>[\w.]+)\)"
+        r"|module must have its parameters and buffers on device",
+        what=(
+            "an operation got tensors on {one} and {other}",
+            "an operation got tensors on {first} and {second}",
+            "a layer's input is a {input} and its weight a {weight}",
+            "a module's parameters are on several devices",
+        ),
+        fix=(
+            "x = x.to(device) for each batch and each tensor that the script makes;"
+            " model.to(device) once, before the optimizer is made"
+        ),
+    ),
+    cause(
         "library-version-mismatch",
         "no kernel image|invalid device function|not compatible with the current pytorch|cudnn"
         " version|cudnn",

@@ -71,9 +71,10 @@ def test_a_long_history_keeps_few_points_of_the_whole():
     kept = MemoryHistory()
     kept.add(0, 10)
     kept.add(5, 0)
-    assert kept.points == []
+    assert kept.points == [] and kept.latest_bytes == 0
     for step in range(1, 5001):
         kept.add(step, step)
+    assert kept.latest_bytes == 5000
     steps = [point.step for point in kept.points]
     assert len(steps) < 256 and steps[0] == 1 and steps[-1] > 4900
     assert len({later - earlier for earlier, later in pairwise(steps)}) == 1
@@ -103,6 +104,10 @@ def test_the_rank_that_grows_most_is_named():
     found = finding_of(ranks)
     assert found.what == "the memory of rank 2 grows by 9 B a step"
     assert found.evidence == ("3 GiB allocated after 800 steps; 2 of 3 ranks grow",)
+    ranks[1] |= {"gpu_memory_growth": 3 << 20, "gpu_memory_bytes": 5 << 30}
+    on_gpu = finding_of(ranks)
+    assert on_gpu.what == "the GPU memory of rank 1 grows by 3 MiB a step"
+    assert on_gpu.evidence == ("5 GiB allocated after 800 steps; 1 of 3 ranks grow",)
 
 
 def test_the_memory_of_a_process_is_what_it_allocated():

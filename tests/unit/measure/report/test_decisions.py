@@ -355,3 +355,8 @@ def test_memory_over_time_is_drawn_where_it_is_known():
     plots = [plot for section in sections([known, unknown]) for plot in section.plots]
     (memory,) = [plot for plot in plots if plot.title == "Memory of a rank"]
     assert [list(curve.y) for curve in memory.curves] == [[1.0, 2.0, 3.0, 4.0]]
+    assert not any(plot.title == "GPU memory of a rank" for plot in plots)
+    on_gpu = replace(unknown, speed=tuple(replace(p, gpu_memory_bytes=2**31) for p in points))
+    plots = [plot for section in sections([on_gpu]) for plot in section.plots]
+    (memory,) = [plot for plot in plots if plot.title == "GPU memory of a rank"]
+    assert [list(curve.y) for curve in memory.curves] == [[2.0] * 4]
