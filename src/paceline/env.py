@@ -91,6 +91,12 @@ STOP_AFTER = _variable(
     " their trials",
 )
 
+KEPT_FILES = _variable(
+    "PACELINE_KEPT_FILES",
+    "folder for copies of the files that a trial changes; set by paceline bench, tune, verify and"
+    " run --prove, which put them back",
+)
+
 TRY_DDP = _variable(
     "PACELINE_TRY_DDP",
     "settings that DistributedDataParallel gets in a trial (JSON); set by paceline bench"

@@ -12,7 +12,7 @@ import pytest
 from representative import representative_tests
 
 LIMIT = 500
-LINES = {"src": 112_300, "tests": 80_900}  # what grows is paid for by what goes
+LINES = {"src": 112_500, "tests": 81_100}  # what grows is paid for by what goes
 # Lines of each package, rounded up to the next hundred. A raise names what goes elsewhere, or has a design page.
 PACKAGES = {
     "": 1_700,
@@ -27,7 +27,7 @@ PACKAGES = {
     "functions": 1_900,
     "launch": 100,
     "launch/channel": 1_800,
-    "launch/in_rank": 1_000,
+    "launch/in_rank": 1_100,
     "launch/monitor": 4_800,
     "launch/outcome": 2_100,
     "launch/plan": 4_000,
@@ -36,12 +36,12 @@ PACKAGES = {
     "launch/rendezvous": 2_100,
     "launch/run": 4_000,
     "machine": 2_600,
-    "measure": 1_700,
+    "measure": 1_800,
     "measure/bench": 1_300,
     "measure/forecast": 1_500,
     "measure/report": 2_800,
     "measure/tune": 1_800,
-    "measure/verify": 1_800,
+    "measure/verify": 1_900,
     "rundir": 2_200,
     "signatures": 5_000,
     "slurm": 7_000,

@@ -66,6 +66,7 @@ def TUNE(subject: str, arguments: tuple[str, ...], **options: Any) -> Action:
         raise _contradicted("--batch-option is for a script; a dataset takes --batch-size")
 
     def action() -> int:
+        from paceline.measure import files_as_before
         from paceline.measure.tune import (
             BatchTuning,
             TrialStart,
@@ -77,12 +78,13 @@ def TUNE(subject: str, arguments: tuple[str, ...], **options: Any) -> Action:
         if batch_option:
             require_place(batch_option)  # before the first measurement, which takes a minute
         start = TrialStart(words, of_run)
-        with TuningProgress(seconds) as progress:
-            answer = Tuning(start, subject, seconds, has_steps=not is_dataset).run(progress)
-        if batch_option:
+        with files_as_before.keeping():
             with TuningProgress(seconds) as progress:
-                tuning = BatchTuning(start, batch_option, answer, seconds)
-                answer = replace(answer, batches=tuning.run(progress))
+                answer = Tuning(start, subject, seconds, has_steps=not is_dataset).run(progress)
+            if batch_option:
+                with TuningProgress(seconds) as progress:
+                    tuning = BatchTuning(start, batch_option, answer, seconds)
+                    answer = replace(answer, batches=tuning.run(progress))
         _show(answer, options["as_json"])
         return EXIT_OK
 

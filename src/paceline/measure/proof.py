@@ -18,7 +18,7 @@ from paceline import env
 from paceline.errors import EXIT_FAILED, EXIT_MISUSE, EXIT_OK, Finding
 from paceline.launch.plan import option, script
 from paceline.launch.plan.options import OPTION, PROGRAM, Options
-from paceline.measure import trial
+from paceline.measure import files_as_before, trial
 from paceline.measure.trial import Trial
 from paceline.rundir import proofs
 from paceline.rundir.proofs import MIXES, NOT_JUDGED, PROVEN, UNDER_WAY, Proof
@@ -31,6 +31,7 @@ _NO_LOOP = (
 )
 
 
+@files_as_before.keeping()
 def prove(options: Options) -> int:
     """Prove the loss of a script, print the result, and keep it; return the exit status."""
     text = script.read(options)

@@ -29,6 +29,7 @@ from paceline.launch.monitor import timed_steps
 from paceline.launch.monitor.timed_steps import Durations
 from paceline.launch.plan import folder_errors
 from paceline.machine import own_process, system
+from paceline.measure import files_as_before
 from paceline.rundir import events, files
 from paceline.rundir.files import RUNS, RunDir
 
@@ -176,6 +177,7 @@ def launch(trial: Trial, tick: Callable[[], None] = lambda: None) -> tuple[int |
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         child = start(words, environ=environ, output=output)
         status = _wait(child, trial.timeout_s, tick)
+        files_as_before.put_back()  # the next trial begins with the same files
         output.seek(0)
         return status, output.read()
 

@@ -3,6 +3,7 @@
 default_group      watch a rank's default process groups: count them, and keep each until the
                    process ends
 import_hook        call a function as soon as a module has been imported, without importing it
+kept_files         keep a copy of what a trial overwrites, so that its launcher can put it back
 meeting            report that a script has replaced what the launcher has set for the meeting
                    of the ranks
 rank_entry         the entry of a rank: bind it to CPUs on request, run the user's script, and

@@ -207,6 +207,11 @@ def _renew() -> None:
 
 
 def _reach_into_torch(task: RankTask, slot: memoryview[int], meeting: Meeting) -> None:
+    kept = os.environ.get(env.KEPT_FILES)
+    if kept:
+        from paceline.launch.in_rank import kept_files
+
+        kept_files.install(Path(kept))
     if task.pulse >= 0:
         if os.environ.get(env.VERIFY):
             from paceline.launch.probe import recorder

@@ -17,7 +17,8 @@ from paceline.measure.bench_file import WorldFigures
 from paceline.text.wording import milliseconds
 
 IDEAL = 0.97  # an efficiency whose interval reaches this is not called held back
-DATA_SHARE = 0.25  # of a step; waiting that long for data is a brake at any number of ranks
+# Of a step; waiting that long for data, or for a rank, is a brake also where scaling is ideal.
+WAITING_SHARE = 0.25
 SMALL_BYTES = 4 << 20  # gradients of this size take a time that hardly depends on their size
 NONE, DATA, COMPUTE, BATCH, COMMUNICATION, SLOW_RANK, UNEVEN, OTHER, UNKNOWN = (
     "none",
@@ -104,7 +105,7 @@ def _brake(case: BrakeCase, *, is_alone: bool) -> Brake:
     growth = case.growth
     part = max(growth, key=lambda name: growth[name])
     data_s = case.largest.parts.get("data", 0.0)
-    waits_for_data = _share(case.largest.parts, "data") >= DATA_SHARE
+    waits_for_data = _share(case.largest.parts, "data") >= WAITING_SHARE
     if waits_for_data and part != "data" and data_s > growth[part]:
         return _not_held_back(case, is_alone=False)  # more than all that scaling costs
     if _is_too_little_work(case):
@@ -116,11 +117,16 @@ def _brake(case: BrakeCase, *, is_alone: bool) -> Brake:
 
 def _not_held_back(case: BrakeCase, *, is_alone: bool) -> Brake:
     share = _share(case.largest.parts, "data")
-    if share >= DATA_SHARE:
+    if share >= WAITING_SHARE:
         sentence = f"{_ranks(case.largest)} wait for data {share:.0%} of the time"
         if case.largest.num_ranks == 1:
             sentence = f"waiting for data takes {share:.0%} of the time"
         return Brake(DATA, sentence, f"paceline tune {case.script}")
+    if (
+        case.largest.slow_rank is not None
+        and _share(case.largest.parts, "waiting") >= WAITING_SHARE
+    ):
+        return _waiting(case)
     if is_alone:
         return Brake(NONE, "one number of ranks was measured, so nothing is known about scaling")
     return Brake(NONE, f"nothing beyond the noise of these steps: {_efficiency(case)}")

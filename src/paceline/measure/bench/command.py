@@ -13,7 +13,7 @@ from paceline.errors import EXIT_FAILED, EXIT_OK, RunError, option_invalid
 from paceline.launch.plan import script
 from paceline.launch.plan.options import Options
 from paceline.machine import cpus, gpus
-from paceline.measure import bench_file, trial
+from paceline.measure import bench_file, files_as_before, trial
 from paceline.measure.bench import brake, request, rounds, settings, table
 from paceline.measure.bench.request import BenchRequest, Devices
 from paceline.measure.bench.rounds import UNTIMED, MeasuredRounds
@@ -66,6 +66,7 @@ def devices() -> Devices:
     return Devices(cpus.usable_cpus()[0], are_gpus=False)
 
 
+@files_as_before.keeping()
 def bench(requested: BenchRequest, *, as_json: bool) -> int:
     """Measure, write ``bench.json``, print the result, and return the exit status.
 

@@ -26,7 +26,7 @@ from paceline.errors import (
 from paceline.launch.plan import script
 from paceline.launch.plan.options import Options
 from paceline.machine import gpus
-from paceline.measure import proof, trial
+from paceline.measure import files_as_before, proof, trial
 from paceline.measure.bench import (
     EXAMPLE,
     PER_RANK,
@@ -206,6 +206,7 @@ class _Proof(threading.Thread):
         return self._result
 
 
+@files_as_before.keeping()
 def verify(requested: BenchRequest, *, as_json: bool, is_apart: bool = False) -> int:
     """Run the script on each number of ranks, print what was compared, and return the exit status.
 
