@@ -43,10 +43,16 @@ for epoch in range(20):
             torch.save(model.state_dict(), "model.pt")
             torch.save(model.state_dict(), "written.tmp")
             os.replace("written.tmp", "best.pt")
+            torch.save(f="by-name.pt", obj=model.state_dict())
+            if os.path.lexists("latest"):
+                os.remove("latest")
+            os.symlink("model.pt", "latest")
 """
 BEFORE = {
     **{name: f"what was in {name}" for name in ("model.pt", "best.pt", "log.txt", "stats.npy")},
     "old/of-yesterday": "the only copy",
+    "by-name.pt": "what was saved with keywords",
+    "latest": "best.pt",
 }
 
 
@@ -56,7 +62,7 @@ def contents(folder):
         str(path.relative_to(folder)): path.read_text()
         for path in paths
         if path.name not in ("train.py", "new.txt") and "paceline-runs" not in path.parts
-    }
+    } | {"latest": os.readlink(folder / "latest")}
 
 
 @pytest.fixture
@@ -64,7 +70,10 @@ def project(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "old").mkdir()
     for name, text in BEFORE.items():
-        (tmp_path / name).write_text(text)
+        if name == "latest":
+            (tmp_path / name).symlink_to(text)
+        else:
+            (tmp_path / name).write_text(text)
     return tmp_path
 
 
@@ -122,6 +131,9 @@ def test_each_way_to_change_a_file_is_heard_once(tmp_path):
     folder.mkdir()
     for name in "abcdef":
         (folder / name).write_text(name)
+    (folder / "link").symlink_to("a")
+    (folder / "inner").mkdir()
+    (folder / "inner" / "g").write_text("g")
     handle = os.open(folder, os.O_RDONLY)
     try:
         keeper.hear("open", (str(folder / "a"), "r", os.O_RDONLY | os.O_CLOEXEC))
@@ -130,6 +142,8 @@ def test_each_way_to_change_a_file_is_heard_once(tmp_path):
         keeper.hear("open", (os.fsencode(folder / "b"), None, os.O_RDWR))
         keeper.hear("os.remove", ("c", handle))
         keeper.hear("os.rename", (str(folder / "d"), str(folder / "e"), -1, -1))
+        keeper.hear("os.remove", (str(folder / "link"), -1))
+        keeper.hear("os.rename", (str(folder / "inner"), str(folder / "elsewhere"), -1, -1))
         keeper.hear("os.truncate", (str(folder / "f"), 0))
         keeper.hear("open", (str(folder / "new"), "w", os.O_WRONLY))
         keeper.hear("open", (handle, "w", os.O_WRONLY))
@@ -139,13 +153,14 @@ def test_each_way_to_change_a_file_is_heard_once(tmp_path):
     finally:
         os.close(handle)
     found = {os.path.basename(record["path"]): record["copy"] for record in records(kept)}
-    assert list(found) == ["a", "b", "c", "d", "e", "f", "new"]
+    assert list(found) == ["a", "b", "c", "d", "e", "link", "g", "elsewhere", "f", "new"]
+    assert os.readlink(kept / found.pop("link")) == "a"
     copies = {name: (kept / copy).read_text() for name, copy in found.items() if copy}
-    assert copies == {name: name for name in "abcdef"}
+    assert copies == {name: name for name in "abcdefg"}
 
 
 def test_a_file_that_cannot_be_kept_is_not_overwritten(tmp_path, monkeypatch):
-    def full(source, target):
+    def full(source, target, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(shutil, "copy2", full)

@@ -27,7 +27,7 @@ PACKAGES = {
     "functions": 1_900,
     "launch": 100,
     "launch/channel": 1_800,
-    "launch/in_rank": 1_100,
+    "launch/in_rank": 1_200,
     "launch/monitor": 4_800,
     "launch/outcome": 2_100,
     "launch/plan": 4_000,

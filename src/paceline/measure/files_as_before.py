@@ -33,10 +33,14 @@ def keeping() -> Iterator[None]:
     try:
         yield
     finally:
-        put_back()
+        try:
+            put_back()
+        except OSError as error:
+            terminal.say(f"files that the script changed cannot be put back from {folder}: {error}")
+        else:
+            _tell(folder)
+            shutil.rmtree(folder, ignore_errors=True)
         env.take(env.KEPT_FILES)
-        _tell(folder)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def put_back() -> None:
@@ -47,7 +51,7 @@ def put_back() -> None:
             path = Path(record["path"])
             path.parent.mkdir(parents=True, exist_ok=True)
             beside = path.with_name(f"{path.name}.paceline-kept")
-            shutil.copy2(folder / record["copy"], beside)
+            shutil.copy2(folder / record["copy"], beside, follow_symlinks=False)
             beside.replace(path)
 
 

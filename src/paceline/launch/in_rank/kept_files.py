@@ -48,6 +48,10 @@ def install(folder: Path) -> None:
         when_imported(module, _wrapping(keeper, module, function, parameter))
 
 
+class NoCopyError(OSError):
+    """A file would be changed of which no copy can be kept."""
+
+
 class FileKeeper:
     """Copies each file once, before this or another rank writes to it first."""
 
@@ -57,32 +61,58 @@ class FileKeeper:
         self._seen: set[str] = set()
 
     def hear(self, event: str, args: tuple[Any, ...]) -> None:
-        """Keep what an event of Python's is about to change; raises OSError if it cannot."""
+        """Keep what an event of Python's is about to change.
+
+        Raises NoCopyError if it cannot; of all other errors the script is spared.
+        """
+        with contextlib.suppress(TypeError, ValueError, FileNotFoundError, PermissionError):
+            self._hear(event, args)
+
+    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
             path, _, flags = args
             if isinstance(flags, int) and flags & _WRITES:
                 self.keep(path)
+        elif event == "os.truncate":
+            self.keep(args[0])
+        elif event == "os.remove":
+            self._keep_entry(*args)
         elif event == "os.rename":
             source, target, source_folder, target_folder = args
-            self.keep(source, source_folder)
-            self.keep(target, target_folder)
-        elif event in ("os.remove", "os.truncate"):
-            self.keep(args[0], args[1] if event == "os.remove" else -1)
+            self._keep_entry(source, source_folder)
+            self._keep_entry(target, target_folder)
 
-    def keep(self, path: Any, folder: int = -1) -> None:
-        """Copy a file and note it, or note that it is new; ``folder`` is an open one, or -1."""
-        if isinstance(path, int):  # an open file: what opened it was seen
-            return
+    def keep(self, path: Any) -> None:
+        """Keep the file that a path leads to."""
+        if not isinstance(path, int):  # else an open file: what opened it was seen
+            self._keep(os.path.realpath(os.fsdecode(path)))
+
+    def _keep_entry(self, path: Any, folder: int) -> None:
+        """Keep an entry of a folder: a file, a link, or all files of a folder in it.
+
+        Args:
+            path: Where it is.
+            folder: Descriptor of the folder that a relative path begins at; -1: this process's.
+        """
         name = os.fsdecode(path)
         if folder >= 0 and not os.path.isabs(name):
             name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
-        name = os.path.realpath(name)
+        place, entry = os.path.split(os.path.abspath(name))
+        name = os.path.join(os.path.realpath(place), entry)
+        self._keep(name)
+        if os.path.isdir(name) and not os.path.islink(name):
+            for inner, _, files in os.walk(name):
+                for file in files:
+                    self._keep(os.path.join(inner, file))
+
+    def _keep(self, name: str) -> None:
+        """Copy a file and note it, or note that it is new."""
         if name in self._seen or name.startswith(self._ignored) or name.endswith(".pyc"):
             return
-        self._seen.add(name)
         with self._only_one():
             if name not in {record["path"] for record in records(self._folder)}:
                 self._note(name)
+        self._seen.add(name)  # not before: another thread would write to it meanwhile
 
     @contextlib.contextmanager
     def _only_one(self) -> Iterator[None]:
@@ -95,14 +125,14 @@ class FileKeeper:
     def _note(self, name: str) -> None:
         copy = ""
         with contextlib.suppress(FileNotFoundError):
-            found = os.stat(name)
-            if not stat.S_ISREG(found.st_mode):
+            found = os.lstat(name)
+            if not stat.S_ISREG(found.st_mode) and not stat.S_ISLNK(found.st_mode):
                 return
             copy = f"file-{len(records(self._folder))}"
             try:
-                shutil.copy2(name, self._folder / copy)
+                shutil.copy2(name, self._folder / copy, follow_symlinks=False)
             except OSError as error:
-                raise OSError(
+                raise NoCopyError(
                     error.errno,
                     f"this trial would change {name} ({size(found.st_size)}), and no copy of it"
                     f" can be kept in {self._folder}: {error.strerror}; run it in a copy of this"
@@ -126,11 +156,11 @@ def _wrapping(keeper: FileKeeper, module: str, function: str, parameter: str) ->
         original = getattr(sys.modules[module], function)
 
         @functools.wraps(original)
-        def writes(first: Any, *args: Any, **kwargs: Any) -> Any:
-            target = args[0] if args else kwargs.get(parameter)
+        def writes(*args: Any, **kwargs: Any) -> Any:
+            target = args[1] if len(args) > 1 else kwargs.get(parameter)
             if isinstance(target, str | os.PathLike):
-                keeper.keep(target)
-            return original(first, *args, **kwargs)
+                keeper.hear("open", (target, "wb", os.O_WRONLY))
+            return original(*args, **kwargs)
 
         for place in (module, getattr(original, "__module__", module)):
             if getattr(sys.modules.get(place), function, None) is original:
