@@ -48,6 +48,7 @@ for epoch in range(20):
                 os.remove("latest")
             os.symlink("model.pt", "latest")
 """
+NEW = ("new.txt", "written.tmp")  # the second is there if a rank is ended within a save
 BEFORE = {
     **{name: f"what was in {name}" for name in ("model.pt", "best.pt", "log.txt", "stats.npy")},
     "old/of-yesterday": "the only copy",
@@ -61,7 +62,7 @@ def contents(folder):
     return {
         str(path.relative_to(folder)): path.read_text()
         for path in paths
-        if path.name not in ("train.py", "new.txt") and "paceline-runs" not in path.parts
+        if path.name not in ("train.py", *NEW) and "paceline-runs" not in path.parts
     } | {"latest": os.readlink(folder / "latest")}
 
 
