@@ -110,8 +110,9 @@ class FileKeeper:
         if name in self._seen or name.startswith(self._ignored) or name.endswith(".pyc"):
             return
         with self._only_one():
-            if name not in {record["path"] for record in records(self._folder)}:
-                self._note(name)
+            known = records(self._folder)
+            if name not in {record["path"] for record in known}:
+                self._note(name, f"file-{len(known)}")
         self._seen.add(name)  # not before: another thread would write to it meanwhile
 
     @contextlib.contextmanager
@@ -122,19 +123,19 @@ class FileKeeper:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _note(self, name: str) -> None:
+    def _note(self, name: str, name_of_copy: str) -> None:
         copy = ""
         with contextlib.suppress(FileNotFoundError):
-            found = os.lstat(name)
-            if not stat.S_ISREG(found.st_mode) and not stat.S_ISLNK(found.st_mode):
+            status = os.lstat(name)
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISLNK(status.st_mode):
                 return
-            copy = f"file-{len(records(self._folder))}"
+            copy = name_of_copy
             try:
                 shutil.copy2(name, self._folder / copy, follow_symlinks=False)
             except OSError as error:
                 raise NoCopyError(
                     error.errno,
-                    f"this trial would change {name} ({size(found.st_size)}), and no copy of it"
+                    f"this trial would change {name} ({size(status.st_size)}), and no copy of it"
                     f" can be kept in {self._folder}: {error.strerror}; run it in a copy of this"
                     " folder",
                 ) from None

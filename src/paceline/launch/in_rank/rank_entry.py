@@ -207,11 +207,11 @@ def _renew() -> None:
 
 
 def _reach_into_torch(task: RankTask, slot: memoryview[int], meeting: Meeting) -> None:
-    kept = os.environ.get(env.KEPT_FILES)
-    if kept:
+    folder_of_copies = os.environ.get(env.KEPT_FILES)
+    if folder_of_copies:
         from paceline.launch.in_rank import kept_files
 
-        kept_files.install(Path(kept))
+        kept_files.install(Path(folder_of_copies))
     if task.pulse >= 0:
         if os.environ.get(env.VERIFY):
             from paceline.launch.probe import recorder

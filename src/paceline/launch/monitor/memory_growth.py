@@ -8,7 +8,7 @@ cache that fills, and an allocator that reaches its size, grow at first and then
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -53,10 +53,13 @@ class MemoryHistory:
             self.points = self.points[::2]
             self._every *= 2
 
-    def growth(self, count: Counters, available_bytes: int) -> float:
-        """Return by how many bytes a step the memory grows, where that is worth a hint; else 0."""
+    def growth(self, count: Counters, available_bytes: Callable[[], int]) -> float:
+        """Return by how many bytes a step the memory grows, where that is worth a hint; else 0.
+
+        ``available_bytes`` is asked only where it decides.
+        """
         rate = growth(self.points)
-        return 0.0 if lasts(rate, count, available_bytes) else rate
+        return 0.0 if not rate or lasts(rate, count, available_bytes()) else rate
 
 
 def growth(points: Sequence[MemoryPoint]) -> float:

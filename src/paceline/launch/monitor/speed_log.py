@@ -19,6 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from paceline.counters import SharedCounters
@@ -115,13 +116,13 @@ class SpeedLog:
     def _describe(self, latest: _Steps) -> dict[str, Any]:
         """Return what this node knows of its ranks, as plain data."""
         host = socket.gethostname()
-        available_bytes = processes.available_bytes()
         ranks = []
         for local, rank in self._group.attempt.ranks.items():
             count = self._counters.read(local)
             samples, tokens = self._counters.read_batch(local)
             pid = self._group.attempt.pids.get(local)
             allocated, gpu_bytes = self._counters.read_gpu_memory(local)
+            gpu_free = partial(max, gpu_bytes - allocated, 0)
             memory, gpu_memory = self._memory[local], self._gpu_memory[local]
             memory.add(count.steps, processes.own_bytes(pid) if pid is not None else 0)
             gpu_memory.add(count.steps, allocated)
@@ -141,9 +142,9 @@ class SpeedLog:
                     "samples": samples,
                     "tokens": tokens,
                     "memory_bytes": memory.latest_bytes,
-                    "memory_growth": memory.growth(count, available_bytes),
+                    "memory_growth": memory.growth(count, processes.available_bytes),
                     "gpu_memory_bytes": gpu_memory.latest_bytes,
-                    "gpu_memory_growth": gpu_memory.growth(count, gpu_bytes - allocated),
+                    "gpu_memory_growth": gpu_memory.growth(count, gpu_free),
                 }
             )
         timed = json.dumps(timed_steps.to_json(latest))

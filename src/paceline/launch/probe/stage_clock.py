@@ -255,10 +255,10 @@ def _note_memory(slot: memoryview[int]) -> None:
     from torch import cuda
 
     try:
-        slot[counters.GPU_ALLOCATED] = cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"][
-            "current"
-        ]
-        slot[counters.GPU_BYTES] = cuda.get_device_properties().total_memory
+        allocated = cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]
+        slot[counters.GPU_ALLOCATED] = allocated["current"]
+        if not slot[counters.GPU_BYTES]:
+            slot[counters.GPU_BYTES] = cuda.get_device_properties().total_memory
     except (KeyError, RuntimeError):  # an allocator of the script's own counts nothing
         return
 
