@@ -1,9 +1,9 @@
 """How near the settings that ``paceline tune`` names come to the best of an exhaustive search.
 
-    python benchmarks/tune.py [decode|tiny|fast ...] [--rounds 1] [--final-rounds 7]
+    python benchmarks/tune.py [decode|tiny|...] [--rounds 1] [--final-rounds 7]
 
-Three trainings on one rank (``tune_training.py``). The exhaustive search runs the training with
-each number of workers, with 2 and 4 batches ahead, with all threads and with one, in turn over
+Six trainings on one rank (``tune_training.py``). The exhaustive search runs the training with
+up to 16 workers, with 2 and 4 batches ahead, with all threads and with one, in turn over
 ``--rounds`` rounds. Its two best settings, those that tune names and the script's own are then
 measured again, side by side in alternating rounds: a figure of the search had luck, or it would not
 be the best one. The share is the median over those rounds of the speed with tune's settings over
@@ -26,13 +26,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import tune_training
-from tune_training import WORKLOADS, Setting
+from tune_training import DATASETS, Setting
 
 from paceline.machine.cpus import usable_cpus
 from paceline.measure import intervals
 
 WARM_UP_S, SEARCH_S, FINAL_S = 0.6, 1.0, 1.5
 WRITTEN = Setting(threads=usable_cpus()[0])  # torch's default, which the script keeps
+WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 NUM_BEST = 2  # of the search, that are measured again
 
 Rates = dict[Setting, list[float]]
@@ -57,10 +58,9 @@ def rate(workload: str, setting: Setting, length_s: float) -> float:
 
 def settings_of_search() -> list[Setting]:
     cpus, _ = usable_cpus()
-    powers = [1 << power for power in range(cpus.bit_length())]
     return [
         Setting(workers, ahead, threads)
-        for workers in sorted({0, *range(min(cpus, 4) + 1), *powers, cpus})
+        for workers in WORKERS
         for ahead in ((2, 4) if workers else (0,))
         for threads in sorted({1, cpus})
     ]
@@ -139,11 +139,11 @@ def show(title: str, rates: Rates, choice: Setting) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workloads", nargs="*", choices=[*WORKLOADS, []], default=[])
+    parser.add_argument("workloads", nargs="*", choices=[*DATASETS, []], default=[])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--final-rounds", type=int, default=7)
     options = parser.parse_args()
-    for workload in options.workloads or WORKLOADS:
+    for workload in options.workloads or DATASETS:
         compare(workload, options)
 
 

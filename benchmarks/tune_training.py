@@ -1,9 +1,10 @@
 """The trainings of ``benchmarks/tune.py``, on one rank, with the loader settings of the arguments.
 
-    python benchmarks/tune_training.py {decode,tiny,fast} [--num-workers N] [--prefetch-factor N]
+    python benchmarks/tune_training.py {decode,tiny,...} [--num-workers N] [--prefetch-factor N]
 
 ``decode`` unpacks compressed samples, ``tiny`` has samples of a few bytes, ``fast`` has its data in
-memory and a model that takes much longer than reading a batch. It does not end.
+memory and a model that takes much longer than reading a batch, ``words`` computes in Python.
+``waits`` and ``reads`` wait for a storage, ``reads`` also unpacks. It does not end.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import itertools
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,9 +21,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-WORKLOADS = ("decode", "tiny", "fast")
 BATCH = 32
-WIDTHS = {"decode": 256, "tiny": 64, "fast": 4096}  # of the model's hidden layer
+WIDTHS = {"tiny": 64, "fast": 4096}  # of the model's hidden layer; 256 otherwise
 NUM_INPUTS, NUM_CLASSES = 256, 4
 
 
@@ -60,6 +61,38 @@ class Tiny(Dataset):
         return torch.zeros(NUM_INPUTS), index % NUM_CLASSES
 
 
+class Words(Dataset):
+    """Samples whose words are counted in Python."""
+
+    def __init__(self) -> None:
+        self.text = " ".join(f"word{number % 97}" for number in range(400))
+
+    def __len__(self):
+        return 100_000
+
+    def __getitem__(self, index):
+        counts = torch.zeros(NUM_INPUTS)
+        for word, count in Counter(self.text.split()).items():
+            counts[int(word[4:])] = count
+        return counts, index % NUM_CLASSES
+
+
+class Waits(Tiny):
+    """Samples for which a storage is waited."""
+
+    def __getitem__(self, index):
+        time.sleep(0.004)
+        return super().__getitem__(index)
+
+
+class Reads(Packed):
+    """Samples that come from a storage, packed."""
+
+    def __getitem__(self, index):
+        time.sleep(0.001)
+        return super().__getitem__(index)
+
+
 class InMemory(Dataset):
     """Whole batches from memory."""
 
@@ -73,11 +106,21 @@ class InMemory(Dataset):
         return self.inputs[indices], torch.tensor(indices) % NUM_CLASSES
 
 
+DATASETS = {
+    "decode": Packed,
+    "tiny": Tiny,
+    "fast": InMemory,
+    "words": Words,
+    "waits": Waits,
+    "reads": Reads,
+}
+
+
 def steps(workload: str, setting: Setting) -> Iterator[None]:
     """Train without end; yield after each step."""
     if setting.threads:
         torch.set_num_threads(setting.threads)
-    dataset = {"decode": Packed, "tiny": Tiny, "fast": InMemory}[workload]()
+    dataset = DATASETS[workload]()
     loader = DataLoader(
         dataset,
         BATCH,
@@ -87,7 +130,7 @@ def steps(workload: str, setting: Setting) -> Iterator[None]:
         persistent_workers=setting.num_workers > 0,
         collate_fn=(lambda batch: batch) if workload == "fast" else None,
     )
-    width = WIDTHS[workload]
+    width = WIDTHS.get(workload, 256)
     model = nn.Sequential(nn.Linear(NUM_INPUTS, width), nn.ReLU(), nn.Linear(width, NUM_CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for inputs, labels in itertools.chain.from_iterable(itertools.repeat(loader)):
@@ -114,7 +157,7 @@ def samples_per_s(workload: str, setting: Setting, *, warm_up_s: float, length_s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("workload", choices=DATASETS)
     parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--prefetch-factor", type=int, default=0)
     options = parser.parse_args()

@@ -27,6 +27,7 @@ from paceline.train.data.generator_states import (
     NumpyTwister,
     PythonTwister,
     TorchTwister,
+    Twister,
     numpy_random,
     python_generator,
     rows_of,
@@ -239,7 +240,7 @@ class _NumpySetter(NumpyTwister):
         self._users.__init__(kept)
 
 
-class _BitGeneratorSetter:
+class _BitGeneratorSetter(Twister):
     """Sets the state of NumPy's other bit generators by their public property."""
 
     def __init__(self, generator: Any) -> None:

@@ -12,8 +12,9 @@ sample are as random as the output of SHAKE, and word ``k`` of all samples as ra
 SplitMix64. The low half would be weak: its last bit is always 1. ``test_sample_states.py`` tests
 both.
 
-One product a word takes 0.5 µs for a generator and sample in a tight loop. SplitMix64 for each word
-would take three times as long.
+One product a word takes 0.5 µs for a generator and sample in a tight loop, copying as much again.
+So at first only 65 words are prepared. A generator that draws more replaces all its words, which is
+noticed, and the batch is loaded again with 624 words for each sample.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from paceline.train.data.generator_states import (
 from paceline.train.data.held_generators import HeldGenerators
 from paceline.train.data.order import derive
 
+FEW_WORDS = 65  # prepared at first, of which torch draws one fewer
 _HALF = np.uint64(32)
 _MASK = (1 << 64) - 1
 
@@ -56,6 +58,8 @@ class SampleStates:
         self._epoch: int | None = None  # of which key and factors are
         self._key = 0
         self._factors = np.empty(0, dtype=np.uint64)
+        self._epoch_words = np.empty(0, dtype=np.uint32)  # of all samples, which draw none of them
+        self._has_widened = False
         # Allocated once: memory of this size is new at each allocation, and slow to write at first.
         self._products = np.empty((ROWS, WORDS), dtype=np.uint64)
         # Not shared with other loaders: a dataset may read another loader for a sample.
@@ -80,15 +84,26 @@ class SampleStates:
             self._begin(epoch)
         for name in names:
             if name not in self._twisters:
-                self._twisters[name] = twister_of(name)
+                self._twisters[name] = twister_of(name, FEW_WORDS)
         uses = [self._twisters[name].use for name in names]
         multipliers = mixed_numbers(self._key, _numbers_of(indices)) | np.uint64(1)
+        for name in names:
+            self._twisters[name].begin(self._epoch_words[self._rows[name]])
         for start in range(0, len(indices), ROWS):
             self._write_words(names, multipliers[start : start + ROWS, None])
             for row, index in enumerate(indices[start : start + ROWS]):
                 for use in uses:
                     use(row)
                 yield index
+        for name in names:
+            if self._twisters[name].has_drawn_all():
+                self._twisters[name] = twister_of(name)
+                self._has_widened = True
+
+    def has_widened(self) -> bool:
+        """Return once whether samples have drawn more than was prepared; all is from now on."""
+        has_widened, self._has_widened = self._has_widened, False
+        return has_widened
 
     def _begin(self, epoch: int) -> None:
         self._epoch = epoch
@@ -97,6 +112,7 @@ class SampleStates:
         stream = source.digest(len(self._rows) * WORDS * 8)
         factors = np.frombuffer(stream, dtype="<u8").astype(np.uint64) | np.uint64(1)
         self._factors = factors.reshape(len(self._rows), WORDS)
+        self._epoch_words = (self._factors >> _HALF).astype(np.uint32)
 
     def _write_words(self, names: Sequence[str], multipliers: np.ndarray) -> None:
         for name in names:
@@ -104,8 +120,7 @@ class SampleStates:
             products = self._products[: len(multipliers), : words.shape[1]]
             factors = self._factors[self._rows[name], : words.shape[1]]
             np.multiply(factors, multipliers, out=products)
-            np.right_shift(products, _HALF, out=products)
-            words[:] = products
+            np.right_shift(products, _HALF, out=words, casting="unsafe")
 
 
 def _numbers_of(indices: Sequence[Any]) -> np.ndarray:
@@ -209,7 +224,7 @@ class Samples(Dataset[Any]):
             while True:
                 samples = self._load_seeded(epoch, indices)
                 others = changed_since(before, except_for=self._drawn)
-                if not others:
+                if not self._states.has_widened() and not others:
                     return samples
                 self._drawn += others
 
