@@ -12,8 +12,8 @@ random numbers are a function of the sample.
 "shapes": ``session.loader`` beside torch's DataLoader on the same dataset with the same workers,
 both kept between epochs. "of 32 numbers" is the worst case, since a sample takes only some times
 as long as its generators' states; "pictures" is the crop and the flip, drawn one by one. A stream
-divides itself among torch's workers, while each of ours reads all of it. With one worker both read
-the same, so what is lost with two is the division.
+divides itself among torch's workers, while each of ours reads all of it unless ``sharded_by_worker``. With
+one worker both read the same, so what is lost with two is the division.
 
 "memory": two ranks load the same arrays; the sum of their proportional set sizes (PSS) counts a
 page that both share once.
@@ -204,6 +204,7 @@ SHAPES = {
     "draws NumPy and Python, pictures": (DrawnPictures, 0),
     "draws torch, two workers": (TorchDraws, 2),
     "stream, two workers": (Rows, 2),
+    "stream that waits, divided by worker": (SlowRows, 2),
     "stream that waits, two workers": (SlowRows, 2),
     "stream, one worker": (Rows, 1),
     "stream that waits, one worker": (SlowRows, 1),
@@ -217,7 +218,8 @@ def compare_shapes(console, rounds):
         dataset = make()
         order = {} if isinstance(dataset, IterableDataset) else {"shuffle": True}
         settings = {"num_workers": workers, "persistent_workers": workers > 0, **order}
-        ours = session.loader(dataset, SMALL_BATCH, **settings)
+        divided = {"sharded_by_worker": True} if name.endswith("by worker") else {}
+        ours = session.loader(dataset, SMALL_BATCH, **settings, **divided)
         theirs = DataLoader(dataset, SMALL_BATCH, **settings)
         figures = rates({"ours": counted(ours), "theirs": counted(theirs)}, rounds)
         ours.release()

@@ -5,6 +5,7 @@ loader_options    the options of a loader: what excludes what, and what is chose
 context           what a loader needs of its session
 sources           batches of a dataset or a stream, by torch's DataLoader
 stream            which rank and worker gets which part of a stream
+worker_streams    batches of a stream that divides itself among workers
 adopt             which datasets, samplers and DataLoaders can be divided among ranks
 order             the order of an epoch, from seed and epoch
 sampler_order     the order that a user's sampler gives

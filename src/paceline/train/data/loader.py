@@ -27,6 +27,7 @@ from paceline.train.data.same_data_check import SameDataCheck
 from paceline.train.data.samples import WorkerStart, takes_batches
 from paceline.train.data.share import Rows
 from paceline.train.data.sources import BatchSource, MapBatches, StreamBatches
+from paceline.train.data.worker_streams import WorkerStreamBatches
 
 
 class Loader:
@@ -77,7 +78,16 @@ class Loader:
             "collate": options.collate_fn,
         }
         self._source: BatchSource
-        if is_stream:
+        if is_stream and options.sharded_by_worker:
+            self._source = WorkerStreamBatches(
+                dataset,
+                context,
+                divided,
+                sharded=options.sharded,
+                is_number_given=options.num_workers is not None,
+                **common,
+            )
+        elif is_stream:
             self._source = StreamBatches(
                 dataset, context, divided, sharded=options.sharded, **common
             )
@@ -296,22 +306,28 @@ class Loader:
         """Whether a training loop over it is live, so a checkpoint would be inside an epoch."""
         return self._with_grad is not None and self._tracker.state_of(self._with_grad).trains
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the position, for any world size: epoch, samples done, and samples in total."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, for any world size: epoch, samples done, and samples in total.
+
+        Of a stream that divides itself among workers it also has each one's samples.
+        """
         epoch, done = self._position
         if self._with_grad is not None and self.under_way:
             epoch = self._with_grad.epoch
             done = self._with_grad.done() if self._source.has_position else done
-            return {"epoch": epoch, "done": done, "length": self._source.num_samples}
-        length = self._length if done else self._source.num_samples
-        return {"epoch": epoch, "done": done, "length": length}
+            length = self._source.num_samples
+        else:
+            length = self._length if done else self._source.num_samples
+        return {"epoch": epoch, "done": done, "length": length, **self._source.place(done)}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the position of a checkpoint.
 
         In the middle of an epoch it needs the data of then. That is checked when a loop continues
-        it: until then another loader may take this one's place.
+        it: until then another loader may take this one's place. Raises UsageError if a stream was
+        divided among another number of workers.
         """
+        self._source.return_to(state)
         self._position, self._length = (
             LoaderPosition(state["epoch"], state["done"]),
             state["length"],
@@ -329,6 +345,7 @@ class Loader:
                 fix="replace it before the loop over it, at the start of an epoch",
             )
         former.release()
+        self._source.return_to(former.state_dict())
         self._position, self._length, self._with_grad, self.training_loops = former.past()
 
     def past(self) -> tuple[LoaderPosition, int, Iteration | None, int]:

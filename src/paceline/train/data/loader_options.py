@@ -34,6 +34,7 @@ class LoaderOptions:
     batch_sampler: Any = None
     last: str = "exact"
     sharded: bool | None = None
+    sharded_by_worker: bool = False
     collate_fn: Callable[[list[Any]], Any] | None = None
     num_workers: int | None = None
     worker_init_fn: Callable[[int], None] | None = None
@@ -91,6 +92,8 @@ def check_options(options: LoaderOptions, *, is_stream: bool) -> None:
         raise contradiction(
             "sharded= is for streams; a dataset with a length is divided by its indices"
         )
+    if not is_stream and options.sharded_by_worker:
+        raise contradiction("sharded_by_worker= is for streams; workers share any other dataset")
     if options.batch_sampler is not None and options.last == "drop":
         raise contradiction('a batch_sampler decides its batches, short ones too: no last="drop"')
 

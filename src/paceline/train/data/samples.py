@@ -318,8 +318,9 @@ class WorkerStart:
         elif info is not None:
             stream: Any = info.dataset
             stream.worker = (info.id, info.num_workers)
-            loading._worker_info = _changed(info, id=0, num_workers=1, dataset=stream.dataset)
-            worker = 0  # the user's function may divide data by it, or seed with it
+            shown = {} if stream.is_divided else {"id": 0, "num_workers": 1}
+            loading._worker_info = _changed(info, dataset=stream.dataset, **shown)
+            worker = loading._worker_info.id  # the user's function may divide data by it
             _renew_locks()
         if self._user is not None:
             self._user(worker)

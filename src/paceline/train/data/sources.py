@@ -102,6 +102,13 @@ class BatchSource:
     def _begin(self, epoch: int, start: int) -> tuple[ShardOf, Iterator[Served]]:
         raise NotImplementedError
 
+    def place(self, done: int) -> dict[str, Any]:
+        """Return what a position needs beside the number of samples done."""
+        return {}
+
+    def return_to(self, place: dict[str, Any]) -> None:
+        """Continue from a position that a checkpoint or another loader had."""
+
     def finished(self, epoch: int, served: Iterator[Served]) -> Iterator[Served]:
         """Yield batches of ``begin``, moved to the device, after what is to be done there."""
         return served

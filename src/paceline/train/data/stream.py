@@ -2,14 +2,15 @@
 
 A whole stream is the same on all ranks: each reader reads all of it and keeps its own rows, so that
 batches equal those of a single rank. A sharded stream differs between ranks, and may end earlier on
-some. For each batch its ranks exchange whether they have more.
+some. For each batch its ranks exchange whether they have more. Of either, workers keep their own
+batches, unless the stream divides itself among them; see ``worker_streams.py``.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -28,6 +29,8 @@ from paceline.train.data.order import derive
 from paceline.train.data.same_data_check import Mark, is_due, mark_of
 from paceline.train.data.share import Rows, share
 
+T = TypeVar("T")
+
 
 class Piece(NamedTuple):
     """This rank's part of a batch."""
@@ -41,6 +44,7 @@ class Piece(NamedTuple):
     mark: Mark | None = None
     # rows or labels of the collated batch whose number per sample is not one
     unit: Unit | None = None
+    worker: int = 0  # of those among which the stream divides itself, the one that has read it
 
 
 class Stream(IterableDataset[Piece]):
@@ -60,6 +64,7 @@ class Stream(IterableDataset[Piece]):
         share_of_seed: int = 0,
         is_counted: bool = False,  # ``collate`` also returns the batch's unit
         is_compared: bool = False,  # ranks compare what they read
+        num_parts: int = 0,  # workers among which the stream divides itself; 0 if it does not
     ) -> None:
         self.dataset = dataset
         self._is_counted, self._is_compared = is_counted, is_compared
@@ -71,10 +76,21 @@ class Stream(IterableDataset[Piece]):
         self._share_of_seed = share_of_seed
         # number of the worker that reads the stream, and the number of workers
         self.worker = (0, 1)
+        # samples that each worker served before, if the stream divides itself among them
+        self.parts = torch.zeros(num_parts, dtype=torch.int64).share_memory_()
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether the stream divides itself among workers."""
+        return len(self.parts) > 0
 
     def __iter__(self) -> Iterator[Piece]:
         epoch, skip = self.at.tolist()
         seed = derive("stream", self._seed, epoch, self._share_of_seed)
+        part, _ = self.worker
+        if self.is_divided:
+            skip = int(self.parts[part])
+            seed = derive("part", seed, part)
         pieces = self._pieces(epoch, skip)
         if get_worker_info() is None:
             pieces = _undisturbed(pieces, seed)
@@ -90,7 +106,9 @@ class Stream(IterableDataset[Piece]):
         streams.
         """
         worker, num_workers = self.worker
-        for number, piece in enumerate(_unseen_worker(pieces)):
+        if self.is_divided and worker <= _last_served(self.parts):
+            yield Piece(0, 0, False, None, 0)  # torch begins with worker 0, whose turn is later
+        for number, piece in enumerate(pieces if self.is_divided else _unseen_worker(pieces)):
             if self._collate is collate_samples:  # draws no random numbers
                 batch = collate_samples(piece.batch)
             else:
@@ -98,7 +116,7 @@ class Stream(IterableDataset[Piece]):
                 with seeded("collate", seed, place, self._rank):
                     batch = self._collate(piece.batch)
             batch, unit = batch if self._is_counted else (batch, None)
-            yield piece._replace(batch=batch, unit=unit)
+            yield piece._replace(batch=batch, unit=unit, worker=worker)
 
     def _pieces(self, epoch: int, skip: int) -> Iterator[Piece]:
         worker, num_workers = self.worker
@@ -107,8 +125,8 @@ class Stream(IterableDataset[Piece]):
         batches = _grouped(itertools.islice(iter(self.dataset), skip, None), self._batch_size)
         if self._last == "drop":
             batches = (batch for batch in batches if len(batch) == self._batch_size)
-        for number, (samples, is_last) in enumerate(_with_end(batches)):
-            if number % num_workers == worker:
+        for number, (samples, is_last) in enumerate(with_end(batches)):
+            if self.is_divided or number % num_workers == worker:
                 mine = share(len(samples), rank=self._rank, world_size=self._world_size)
                 read = samples[mine.start : mine.stop] or samples[:1]
                 mark = mark_of(samples) if self._is_compared and is_due(number) else None
@@ -154,7 +172,17 @@ def _grouped(stream: Iterator[Any], size: int) -> Iterator[list[Any]]:
         yield batch
 
 
-def _with_end(batches: Iterator[list[Any]]) -> Iterator[tuple[list[Any], bool]]:
+def _last_served(parts: torch.Tensor) -> int:
+    """Return which worker served last, given each one's number of samples; -1 for the last of all.
+
+    They take turns: of those that served the most, it is the last. One whose last batch was shorter
+    has ended, and has no turn.
+    """
+    last = int((parts == parts.max()).nonzero()[-1])
+    return last if last < len(parts) - 1 else -1
+
+
+def with_end(batches: Iterator[T]) -> Iterator[tuple[T, bool]]:
     """Yield each batch and whether it is the last, reading one batch ahead."""
     before = next(batches, None)
     while before is not None:

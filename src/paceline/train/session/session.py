@@ -219,6 +219,7 @@ class Session(SessionModels):
         last: str | None = None,
         per_rank: bool = False,
         sharded: bool | None = None,
+        sharded_by_worker: bool | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
@@ -247,6 +248,9 @@ class Session(SessionModels):
                 (default), or left out: ``"drop"``.
             per_rank: Whether the batch size of a DataLoader is per rank.
             sharded: Whether each rank has a different stream; an ended one has no rows.
+            sharded_by_worker: Whether the stream divides itself among the workers of a rank, as
+                with ``torch.utils.data.get_worker_info``. If False (default), each reads all of it.
+                The order depends on ``num_workers``, so a resume with another number is refused.
             collate_fn: Makes a batch of a list of samples; torch's default if None.
             num_workers: Worker processes of each rank; chosen from the usable CPUs if None.
             worker_init_fn: Called in each worker, as in torch's DataLoader.
@@ -268,6 +272,7 @@ class Session(SessionModels):
             "batch_sampler": batch_sampler,
             "last": last,
             "sharded": sharded,
+            "sharded_by_worker": sharded_by_worker,
             "collate_fn": collate_fn,
             "num_workers": num_workers,
             "worker_init_fn": worker_init_fn,
