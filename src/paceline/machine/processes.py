@@ -60,6 +60,14 @@ def own_bytes(pid: int) -> int:
     return int(words[0]) << 10 if words else 0
 
 
+def cpu_wait_s(pid: int) -> float:
+    """Return how long a process's main thread was ready and got no CPU; 0 if that is unknown."""
+    try:  # time on a CPU, time waiting for one, and how often: kernel, Documentation/scheduler
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def available_bytes() -> int:
     """Return the memory that processes of this machine can still get."""
     import psutil

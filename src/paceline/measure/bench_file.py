@@ -82,6 +82,7 @@ class BenchFile:
     # what ``paceline bench network`` printed; None if it was not measured
     network: Mapping[str, Any] | None = None
     oversubscribed: bool = False  # whether ranks shared CPUs or GPUs
+    cpus: int = 0  # that the ranks of a node could use; 0 if unknown
 
     def to_json(self) -> dict[str, Any]:
         """Return the bench as plain data."""
@@ -98,6 +99,7 @@ class BenchFile:
             "settings": [dict(setting) for setting in self.settings],
             "network": self.network,
             "oversubscribed": self.oversubscribed,
+            "cpus": self.cpus,
         }
 
     @classmethod
@@ -127,6 +129,7 @@ class BenchFile:
             settings=tuple(values["settings"]),
             network=values["network"],
             oversubscribed=bool(values.get("oversubscribed", False)),
+            cpus=int(values.get("cpus", 0)),
         )
 
 

@@ -125,7 +125,8 @@ def _findings(description: Mapping[str, Any], script: str) -> list[Finding]:
     facts = RunFacts.of_ranks(description["ranks"], num_steps=description["steps"], script=script)
     hint = bottleneck.finding_of(description["step"], facts)
     growth = memory_growth.finding_of(description["ranks"])
-    return [finding for finding in (hint, growth) if finding is not None]
+    starved = bottleneck.starved(description["ranks"])
+    return [finding for finding in (hint, growth, starved) if finding is not None]
 
 
 def _loop_left_s(first: Mapping[str, Any], batches_per_s: float) -> float | None:

@@ -34,7 +34,8 @@ class Answer:
     @property
     def exit_status(self) -> int:
         """1 if the text shows a fault, 0 if it does not."""
-        return EXIT_OK if self.findings[0].name in _NO_FAULTS else EXIT_FAILED
+        first = self.findings[0]
+        return EXIT_OK if first.name in _NO_FAULTS or first.severity == "hint" else EXIT_FAILED
 
     def to_json(self) -> dict[str, Any]:
         """Return the findings as the dictionary that ``--json`` prints."""

@@ -1,4 +1,4 @@
-"""Decide whether steps wait for data, or for gradients, longer than they compute. Pure.
+"""Decide whether steps wait for data or gradients longer than they compute, or for a CPU. Pure.
 
 The decision is made from the parts of a typical step (``step_parts.coarse``), and is a hint: a run
 whose steps wait is not broken. Training that has lost less than ``LEAST_LOST_S`` gets none.
@@ -21,6 +21,7 @@ LEAST_DATA_S = 0.001
 SMALL_DATA_SHARE = 0.05
 # `paceline tune` and `paceline bench` take about a minute: to gain less is not worth it.
 LEAST_LOST_S = 10.0
+LEAST_CPU_SHARE = 0.2  # of a rank's time, that it waits for a CPU
 _PARTS = {DATA: "data", COMMUNICATION: "communication"}
 _WORDS = {DATA: "data", COMMUNICATION: "gradients"}
 _LEAST_SHARE = 0.005  # of a step; smaller parts are not mentioned
@@ -85,6 +86,33 @@ def finding_of(step: Mapping[str, Any] | None, run: RunFacts) -> Finding | None:
             f"{run.num_steps:,} steps: about {lost_s:,.0f} s of waiting for {_WORDS[name]}",
         ),
         fix=_advice(name, run),
+        severity="hint",
+    )
+
+
+def starved(ranks: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """Return the rank that waits longest for a CPU, which makes all its stages longer.
+
+    None if that is little. The kernel counts it; threads that the rank waits for are not in it.
+
+    Args:
+        ranks: What the speed log describes of each rank, with ``cpu_wait_s`` and ``seconds``.
+    """
+    shares = [rank.get("cpu_wait_s", 0.0) / max(rank["seconds"], 1e-9) for rank in ranks]
+    share = max(shares)
+    rank = ranks[shares.index(share)]
+    if share < LEAST_CPU_SHARE or rank["cpu_wait_s"] < LEAST_LOST_S:
+        return None
+    return Finding(
+        "cpu-starved",
+        f"rank {rank['rank']} waits for a CPU {min(share, 1):.0%} of the time",
+        where=f"rank {rank['rank']} on {rank['host']}",
+        evidence=(
+            f"{rank['cpu_wait_s']:,.0f} s in {rank['steps']:,} steps; the rank that waits least:"
+            f" {min(shares):.0%}",
+        ),
+        why="other threads use the CPUs that it may use, so all its stages are longer",
+        fix="more CPUs, or fewer threads (OMP_NUM_THREADS), workers or ranks on them",
         severity="hint",
     )
 

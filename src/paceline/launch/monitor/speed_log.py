@@ -25,7 +25,7 @@ from typing import Any
 from paceline.counters import SharedCounters
 from paceline.errors import Finding
 from paceline.launch.channel.control_channel import ControlChannel
-from paceline.launch.monitor import memory_growth, rare_delays, stage_times, timed_steps
+from paceline.launch.monitor import bottleneck, memory_growth, rare_delays, stage_times, timed_steps
 from paceline.launch.monitor.attempt import WatchedRanks
 from paceline.launch.monitor.memory_growth import MemoryHistory
 from paceline.launch.monitor.timed_steps import Durations, TimedSteps
@@ -84,6 +84,7 @@ class SpeedLog:
         # By local rank:
         self._memory: defaultdict[int, MemoryHistory] = defaultdict(MemoryHistory)
         self._gpu_memory: defaultdict[int, MemoryHistory] = defaultdict(MemoryHistory)
+        self._cpu_wait_s: dict[int, float] = {}  # in the first steps
         self._finding: Finding | None = None  # what the thread has found, until it is said
         self._has_found = False
         # The timed steps to describe; None ends the thread.
@@ -125,6 +126,9 @@ class SpeedLog:
             gpu_free = partial(max, gpu_bytes - allocated, 0)
             memory, gpu_memory = self._memory[local], self._gpu_memory[local]
             memory.add(count.steps, processes.own_bytes(pid) if pid is not None else 0)
+            cpu_wait_s = processes.cpu_wait_s(pid) if pid is not None else 0.0
+            if not count.steps or local not in self._cpu_wait_s:
+                self._cpu_wait_s[local] = cpu_wait_s
             gpu_memory.add(count.steps, allocated)
             ranks.append(
                 {
@@ -135,6 +139,7 @@ class SpeedLog:
                     "seconds": count.seconds,
                     "data_s": count.data_s,
                     "own_s": count.own_s,
+                    "cpu_wait_s": max(0.0, cpu_wait_s - self._cpu_wait_s[local]),
                     "loops": count.loops,
                     "open_batches": count.open_batches,
                     "loop_length": count.loop_length,
@@ -239,7 +244,8 @@ class SpeedLog:
             speed = self._join(list(nodes.values()))
             self._write(speed)
             if not self._has_found:  # said once
-                self._finding = memory_growth.finding_of(speed["ranks"])
+                ranks = speed["ranks"]
+                self._finding = memory_growth.finding_of(ranks) or bottleneck.starved(ranks)
                 self._has_found = self._finding is not None
 
     def _write(self, speed: Mapping[str, Any]) -> None:

@@ -107,6 +107,7 @@ def _measure(requested: BenchRequest, node: Devices, root: Path) -> BenchResult:
     if not measured.results:
         raise RunError(findings[0])
     content = rounds.to_bench(requested, measured, oversubscribed=requested.worlds[-1] > node.count)
+    content = replace(content, cpus=cpus.usable_cpus()[0])
     bench_file.write(content, RunDir(root))  # kept also if what follows is interrupted
     worths: list[Worth] = []
     if requested.settings:

@@ -86,6 +86,7 @@ class Bench:
     bucket_bytes: tuple[float, ...] | None  # bytes of each all-reduce; None if unknown
     networks: tuple[NetworkTimes, ...]  # what ``bench network`` has measured; empty without it
     is_oversubscribed: bool  # whether ranks shared CPUs or GPUs
+    cpus: int  # that the ranks of a node could use; 0 if unknown
 
     @property
     def knows_bytes(self) -> bool:
@@ -124,6 +125,7 @@ def summarize(file: BenchFile, networks: Sequence[Mapping[str, Any]] = ()) -> Be
         bucket_bytes=file.bucket_bytes,
         networks=tuple(network_times),
         is_oversubscribed=file.oversubscribed,
+        cpus=file.cpus,
     )
 
 

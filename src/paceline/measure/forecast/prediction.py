@@ -291,10 +291,11 @@ def _of_shared_devices(bench: Bench) -> Iterator[str]:
     smallest, largest = on_one_node[0], on_one_node[-1]
     excess = largest.own_mean_s / smallest.own_mean_s - 1
     if excess >= _CONTENTION:
+        shared = f"the node's {bench.cpus} CPUs, memory and power" if bench.cpus else "something"
         yield (
             f"A rank's own work takes {excess:.0%} longer with {largest.ranks} ranks on the node"
-            f" than with {smallest.ranks}: they share something. The forecast rests on the longer"
-            " time."
+            f" than with {smallest.ranks}: they share {shared}. The forecast rests on the longer"
+            " time, and with fewer ranks on each node it would be better."
         )
 
 

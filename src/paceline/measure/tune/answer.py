@@ -11,11 +11,12 @@ from paceline.measure import intervals
 from paceline.measure.intervals import Interval
 from paceline.measure.tune import final, search
 from paceline.measure.tune.batches import BatchAnswer
-from paceline.measure.tune.measured import Measured, TrialLimits
+from paceline.measure.tune.measured import LEAST_ROUNDS, Measured, TrialLimits
 
 _COLUMN = 44
 _WIDE = 0.15  # half of an interval as a share of its value
 _NOTABLE_SHARE = 0.1  # of a step that still waits for data with the best setting
+_MOSTLY_IDLE = 0.5  # share of busy CPUs below which workers mostly wait for something else
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,11 @@ class TuningAnswer:
             words = describe(row.setting, self.facts.setting)
             if row.setting == self.facts.setting:
                 words += ", as written" if self._memory() else ", the defaults"
-            mark = "  best" if row.setting == self.best and self.is_worth_tuning else ""
+            mark = ""
+            if row.setting == self.best and self.is_worth_tuning:
+                mark = "  best"
+            elif self.measured.num_rounds(row.setting) >= LEAST_ROUNDS:
+                mark = "  side by side with the best"
             lines.append(_line(words, row.samples_per_s) + mark)
         return lines
 
@@ -217,7 +222,7 @@ class TuningAnswer:
         waiting = self.waiting(self.best)
         if waiting is not None and self.is_worth_tuning and waiting.low > _NOTABLE_SHARE:
             advice = "read cheaper samples, or give each rank more CPUs"
-            if self.measured.has_idle_cpus(self.best.num_workers):
+            if self.measured.busy_share(self.best.num_workers) < _MOSTLY_IDLE:
                 advice = "most CPUs are idle, so it is storage or a network that samples wait for"
             notes.append(
                 f"with the best setting {_percent(waiting)} of a step still waits for data:"

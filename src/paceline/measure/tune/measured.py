@@ -9,7 +9,6 @@ from paceline.launch.probe.loader_commands import LoaderSetting
 from paceline.measure import intervals
 from paceline.measure.intervals import Interval
 
-_IDLE = 0.5  # share of busy CPUs below which workers wait for something else
 _KEEPS_UP = 1.03  # of the time that a step takes on a batch in memory
 LEAST_ROUNDS = 3  # of two settings side by side, before their pairs are trusted
 
@@ -42,12 +41,10 @@ class Measured:
         """Return how often the search has measured a setting."""
         return len(self.settings.get(setting, ()))
 
-    def has_idle_cpus(self, num_workers: int) -> bool:
-        """Return whether most CPUs were idle with so many workers, which then wait for storage."""
-        shares = [
-            share for setting, share in self.busy.items() if setting.num_workers == num_workers
-        ]
-        return bool(shares) and min(shares) < _IDLE
+    def busy_share(self, num_workers: int) -> float:
+        """Return the least share of the CPUs that was busy with so many workers; 1 if unknown."""
+        settings = [setting for setting in self.busy if setting.num_workers == num_workers]
+        return min((self.busy[setting] for setting in settings), default=1.0)
 
     def num_rounds(self, setting: LoaderSetting) -> int:
         """Return how often a setting was measured among the finalists."""

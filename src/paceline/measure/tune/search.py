@@ -29,6 +29,7 @@ MOST_FIRST_WINDOWS = 5  # of them, while it is uncertain whether they wait for d
 _WIDEST = 0.5  # share of a step; an interval that is wider says nothing
 _DOUBTFUL = 1.5  # what is slower than this beside the fastest is not measured again
 _GAIN = 1.03  # a step of the search is one if it is faster by this
+_BUSY = 0.9  # share of the CPUs; where fewer are busy, workers wait for something else
 MOST_WAITING = 16  # workers of a rank, more than CPUs, that wait for storage
 _SHM_SHARE = 0.5  # of the free shared memory, which the script and NCCL use too
 
@@ -36,11 +37,11 @@ _SHM_SHARE = 0.5  # of the free shared memory, which the script and NCCL use too
 def most_workers(facts: LoaderFacts, limits: TrialLimits, measured: Measured) -> tuple[int, str]:
     """Return the largest number of workers of a rank that is tried, and what limits it.
 
-    There are as many as CPUs; twice as many, and so on, as long as these workers leave most CPUs
-    idle because they wait for storage or a network.
+    There are as many as CPUs; twice as many, and so on, as long as these workers leave CPUs idle
+    because they wait for storage or a network.
     """
     most, limit = max(1, limits.cpus), "CPUs"
-    while most < MOST_WAITING and measured.has_idle_cpus(most):
+    while most < MOST_WAITING and measured.busy_share(most) < _BUSY:
         most, limit = 2 * most, "paceline tune"
     if limits.shm_bytes is None or not facts.batch_bytes:
         return most, limit

@@ -91,3 +91,31 @@ def test_between_hosts_the_link_is_measured_first(num_hosts, script, fix):
 def test_lines_fit_into_80_columns(step):
     finding = bottleneck.finding_of(step, TWO)
     assert max(map(len, f"paceline: {finding.render()}".splitlines())) <= 80
+
+
+def waited(*cpu_wait_s, seconds=100.0):
+    """Ranks that waited for a CPU."""
+    common = {"host": "node-a", "seconds": seconds, "steps": 900}
+    return [{**common, "rank": rank, "cpu_wait_s": wait} for rank, wait in enumerate(cpu_wait_s)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (waited(1.0, 45.0), "rank 1 waits for a CPU 45% of the time"),
+        (waited(150.0, 2.0), "rank 0 waits for a CPU 100% of the time"),
+        (waited(1.0, 19.0), None),
+        (waited(1.0, 9.0, seconds=10.0), None),  # too little to be worth a word
+        (waited(0.0, 0.0, seconds=0.0), None),
+    ],
+)
+def test_a_rank_that_waits_for_a_cpu_is_named(ranks, words):
+    finding = bottleneck.starved(ranks)
+    assert (finding and finding.what) == words
+    if finding is not None:
+        assert (finding.name, finding.severity) == ("cpu-starved", "hint")
+        assert max(map(len, f"paceline: {finding.render()}".splitlines())) <= 80
+
+
+def test_a_log_without_the_wait_for_a_cpu_names_nobody():
+    assert bottleneck.starved([{"rank": 0, "host": "node-a", "seconds": 9.0, "steps": 9}]) is None

@@ -222,6 +222,19 @@ def test_the_more_a_description_costs_the_fewer_there_are(node, monkeypatch):
     assert shared[:2] == [100.0, 161.0]
 
 
+def test_the_wait_for_a_cpu_is_counted_from_the_first_step(tmp_path, monkeypatch):
+    waits = {1: 3.0, 2: 5.0}
+    monkeypatch.setattr(speed_log.processes, "cpu_wait_s", waits.__getitem__)
+    node = Node(tmp_path)
+    node.group.attempt.pids.update({0: 1, 1: 2})
+    for step, more_s in ((0, 20.0), (1, 30.0), (2, 40.0)):
+        node.train(step)
+        waits[2] += more_s
+        node.log._share({})
+    node.log.close()
+    assert [rank["cpu_wait_s"] for rank in node.written()["ranks"]] == [0.0, 70.0]
+
+
 def test_memory_that_grows_is_said_once_by_the_loop(tmp_path, monkeypatch):
     grown = iter(range(1, 1000))
     monkeypatch.setattr(speed_log.processes, "own_bytes", lambda pid: (1 << 30) + next(grown) * pid)

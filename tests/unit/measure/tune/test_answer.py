@@ -46,6 +46,14 @@ def test_the_whole_answer():
     ]
 
 
+def test_figures_of_the_final_rounds_are_marked():
+    given = answered({**FASTER, search.with_workers(WRITTEN, 1): steady(0.05)})
+    given.measured.final.update({TWO: steady(0.04), WRITTEN: steady(0.1)})
+    written, one, two = given.render().splitlines()[4:7]
+    assert (written.split("  ")[-1], two.split("  ")[-1]) == ("side by side with the best", "best")
+    assert one.endswith("646")
+
+
 def test_a_script_that_does_not_wait_has_nothing_to_tune():
     text = answered({WRITTEN: steady(0.0102)}).render()
     assert "data is not what holds this script back: there is nothing to tune" in text
