@@ -273,9 +273,10 @@ def _of_nodes(bench: Bench, ranks_per_node: int, has_bounds: bool) -> Iterator[s
         )
     most = measured_per_node(bench)
     if ranks_per_node > most:
+        cpus = f"its {bench.cpus} CPUs" if bench.cpus else "CPUs"
         yield (
             f"At most {most} ranks were measured on one node: what {ranks_per_node} ranks take from"
-            " each other there (memory, CPUs, power) is not included."
+            f" each other there (memory, {cpus}, power) is not included."
         )
 
 
