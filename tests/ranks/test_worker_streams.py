@@ -48,6 +48,7 @@ def trained(
     stop=None,
     place=None,
     size=2,
+    collate=None,
     epochs=1,
     init=None,
     last="exact",
@@ -62,6 +63,7 @@ def trained(
         num_workers=workers,
         sharded_by_worker=True,
         worker_init_fn=init,
+        collate_fn=collate,
         last=last,
     )
     if place is not None:
@@ -123,6 +125,37 @@ def test_the_same_position_is_saved_again_before_a_loop():
     loader.load_state_dict(state)
     assert loader.state_dict() == state
     assert state["workers"] == [3, 2, 2]
+
+
+def test_an_evaluation_leaves_the_position():
+    whole, _ = trained(Parts(), 2)
+    begun, state = trained(Parts(), 2, stop=5)
+    session = Session(seed=0)
+    model = session.setup(nn.Linear(1, 1))
+    loader = session.loader(Parts(), batch_size=2, num_workers=2, sharded_by_worker=True)
+    loader.load_state_dict(state)
+    with torch.no_grad():
+        assert len(list(loader)) == len(whole)
+    assert loader.state_dict() == state
+    next(iter(loader))  # a look at the first batch
+    assert loader.state_dict() == state
+    rest = []
+    for first, _ in loader:
+        session.backward(model(first.float()[:, None]).mean())
+        rest.append(first.tolist())
+    loader.release()
+    assert rest == [[x for x, _ in batch] for batch in whole[len(begun) :]]
+
+
+def with_noise(samples):
+    return torch.tensor([x for x, _ in samples]), torch.rand(len(samples))
+
+
+def test_what_collate_fn_draws_is_the_same_after_a_resume():
+    whole, _ = trained(Parts(), 3, collate=with_noise)
+    begun, state = trained(Parts(), 3, stop=4, collate=with_noise)
+    rest, _ = trained(Parts(), 3, place=state, collate=with_noise)
+    assert begun + rest == whole
 
 
 def test_short_batches_are_left_out_of_each_part():

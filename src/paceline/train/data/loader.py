@@ -318,7 +318,7 @@ class Loader:
             length = self._source.num_samples
         else:
             length = self._length if done else self._source.num_samples
-        return {"epoch": epoch, "done": done, "length": length, **self._source.place(done)}
+        return {"epoch": epoch, "done": done, "length": length, **self._source.place(epoch, done)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the position of a checkpoint.

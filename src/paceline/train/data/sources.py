@@ -102,7 +102,7 @@ class BatchSource:
     def _begin(self, epoch: int, start: int) -> tuple[ShardOf, Iterator[Served]]:
         raise NotImplementedError
 
-    def place(self, done: int) -> dict[str, Any]:
+    def place(self, epoch: int, done: int) -> dict[str, Any]:
         """Return what a position needs beside the number of samples done."""
         return {}
 

@@ -105,14 +105,15 @@ class Stream(IterableDataset[Piece]):
         must not advance the generators that the stream itself uses, or ranks would read different
         streams.
         """
-        worker, num_workers = self.worker
+        worker, _ = self.worker
+        first, stride = (0, 1) if self.is_divided else self.worker
         if self.is_divided and worker <= _last_served(self.parts):
             yield Piece(0, 0, False, None, 0)  # torch begins with worker 0, whose turn is later
         for number, piece in enumerate(pieces if self.is_divided else _unseen_worker(pieces)):
             if self._collate is collate_samples:  # draws no random numbers
                 batch = collate_samples(piece.batch)
             else:
-                place = skip + (number * num_workers + worker) * self._batch_size
+                place = skip + (number * stride + first) * self._batch_size
                 with seeded("collate", seed, place, self._rank):
                     batch = self._collate(piece.batch)
             batch, unit = batch if self._is_counted else (batch, None)

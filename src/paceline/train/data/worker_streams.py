@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +19,22 @@ from paceline.train.data.loader_options import contradiction
 from paceline.train.data.share import GivenBatches, Shard
 from paceline.train.data.sources import Served, ShardOf, StreamBatches
 from paceline.train.data.stream import Piece, Stream, with_end
+
+
+@dataclass
+class _Loop:
+    """What one loop has served."""
+
+    before: list[int]  # samples that each worker served before it
+    ends: list[int]  # samples of the epoch up to each batch, from before the first one
+    workers: list[int] = field(default_factory=list)  # worker of each batch
+
+    def noted(self, pieces: Iterator[tuple[Piece, bool]]) -> Iterator[Piece]:
+        """Yield pieces, each with whether it is the last."""
+        for piece, is_last in pieces:
+            self.ends.append(self.ends[-1] + piece.of_batch)
+            self.workers.append(piece.worker)
+            yield piece._replace(is_last=is_last)
 
 
 class WorkerStreamBatches(StreamBatches):
@@ -32,11 +49,10 @@ class WorkerStreamBatches(StreamBatches):
                 "sharded_by_worker=True needs num_workers=, on which the order depends"
             )
         self._num_parts = max(1, options["settings"]["num_workers"])
-        # Of the epoch under way: samples served up to each batch, and the worker of each batch.
-        self._ends: list[int] = [0]
-        self._workers: list[int] = []
-        self._before = [0] * self._num_parts  # samples that each worker served before
-        self._restored: list[int] | None = None  # of a checkpoint in the middle of an epoch
+        self._none_served = [0] * self._num_parts  # samples of each worker at the start of an epoch
+        self._loop = self._training = _Loop(self._none_served, [0])  # the last loops
+        # epoch, samples done, and those of each worker, of a checkpoint in the middle of an epoch
+        self._restored = (-1, 0, self._none_served)
         super().__init__(*args, **options)
 
     def _stream_of(self, **shares: Any) -> Stream:
@@ -46,15 +62,16 @@ class WorkerStreamBatches(StreamBatches):
         """Return the values that must be equal on all ranks."""
         return *super().mark(), self._num_parts
 
-    def place(self, done: int) -> dict[str, Any]:
-        """Return the samples that each worker served until ``done`` samples of the epoch."""
+    def place(self, epoch: int, done: int) -> dict[str, Any]:
+        """Return the samples that each worker served until ``done`` samples of an epoch."""
         if not done:
-            return {"workers": [0] * self._num_parts}
-        if self._restored is not None:
-            return {"workers": self._restored}
-        served = list(self._before)
-        for number in range(bisect.bisect_left(self._ends, done)):
-            served[self._workers[number]] += self._ends[number + 1] - self._ends[number]
+            return {"workers": self._none_served}
+        if (epoch, done) == self._restored[:2]:
+            return {"workers": self._restored[2]}
+        loop = self._training
+        served = list(loop.before)
+        for number in range(bisect.bisect_left(loop.ends, done)):
+            served[loop.workers[number]] += loop.ends[number + 1] - loop.ends[number]
         return {"workers": served}
 
     def return_to(self, place: dict[str, Any]) -> None:
@@ -62,10 +79,10 @@ class WorkerStreamBatches(StreamBatches):
 
         Raises UsageError if that one had another number of workers.
         """
-        workers = place.get("workers")
-        if workers is None and not place["done"]:
+        if "workers" not in place and not place["done"]:
             return
-        number = len(workers or [0])
+        workers = place.get("workers", [place["done"]])
+        number = len(workers)
         if number != self._num_parts:
             raise UsageError.of(
                 "data-changed",
@@ -76,18 +93,20 @@ class WorkerStreamBatches(StreamBatches):
                 " number",
                 fix=f"session.loader(..., num_workers={number}, sharded_by_worker=True)",
             )
-        self._restored = workers if place["done"] else None
+        if place["done"]:
+            self._restored = (place["epoch"], place["done"], workers)
 
     def _begin(self, epoch: int, start: int) -> tuple[ShardOf, Iterator[Served]]:
-        restored = (self._restored if start else None) or [0] * self._num_parts
-        self._restored = None
-        self._before, self._ends, self._workers = restored, [start], []
-        self._stream.parts[:] = torch.tensor(restored)
+        loop = _Loop(self._restored[2] if start else self._none_served, [start])
+        self._loop = loop
+        if torch.is_grad_enabled():
+            self._training = loop
+        self._stream.parts[:] = torch.tensor(loop.before)
         _, served = super()._begin(epoch, start)
         world = self._context.world
 
         def shard(end: int) -> Shard:
-            bounds = self._ends[: bisect.bisect_left(self._ends, end) + 1]
+            bounds = loop.ends[: bisect.bisect_left(loop.ends, end) + 1]
             return Shard(GivenBatches(bounds), world.rank, world.world_size)
 
         return shard if self.has_position else None, served
@@ -95,7 +114,4 @@ class WorkerStreamBatches(StreamBatches):
     def _received(self) -> Iterator[Piece]:
         """Yield the pieces of all workers; only here it is known which is the last of all."""
         pieces = (piece for piece in super()._received() if piece.of_batch)
-        for piece, is_last in with_end(pieces):
-            self._ends.append(self._ends[-1] + piece.of_batch)
-            self._workers.append(piece.worker)
-            yield piece._replace(is_last=is_last)
+        return self._loop.noted(with_end(pieces))
