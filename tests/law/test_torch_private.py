@@ -124,7 +124,7 @@ def foreign_attributes(tree, own):
         full = modules.get(value, "")
         if value in classes or full.partition(".")[0] in (*sys.stdlib_module_names, "paceline"):
             continue
-        if value in ("self", "cls") and node.attr in own:
+        if value in ("self", "cls", "super()") and node.attr in own:
             continue
         yield node.lineno, node.attr
 

@@ -120,8 +120,7 @@ def test_a_resume_with_another_batch_size_loses_no_sample():
 
 def test_the_same_position_is_saved_again_before_a_loop():
     _, state = trained(Parts(), 3, stop=4)
-    session = Session(seed=0)
-    loader = session.loader(Parts(), batch_size=2, num_workers=3, sharded_by_worker=True)
+    loader = Session(seed=0).loader(Parts(), 2, num_workers=3, sharded_by_worker=True)
     loader.load_state_dict(state)
     assert loader.state_dict() == state
     assert state["workers"] == [3, 2, 2]
@@ -164,10 +163,8 @@ def test_short_batches_are_left_out_of_each_part():
 
 
 def rest_of(state, workers, **options):
-    session = Session(seed=0)
-    session.setup(nn.Linear(1, 1))
     try:
-        loader = session.loader(
+        loader = Session(seed=0).loader(
             Parts(), batch_size=2, num_workers=workers, sharded_by_worker=True, **options
         )
         loader.load_state_dict(state)
@@ -194,12 +191,8 @@ def joined(shares):
     return [[sample for share in batch for sample in share] for batch in zip(*shares, strict=True)]
 
 
-def until_six():
-    return trained(Parts(), 3, stop=6)
-
-
-def after(place):
-    return trained(Parts(), 3, place=place)
+def resumed(place, stop):
+    return trained(Parts(), 3, place=place, stop=stop)
 
 
 def test_ranks_share_the_batches_of_each_worker(ranks):
@@ -207,8 +200,8 @@ def test_ranks_share_the_batches_of_each_worker(ranks):
     for world_size in (2, 3):
         shares = [batches for batches, _ in ranks.run(trained, Parts(), 3, world_size=world_size)]
         assert joined(shares) == whole
-    states = [state for _, state in ranks.run(until_six, world_size=2)]
-    rests = [batches for batches, _ in ranks.run(after, states[0], world_size=2)]
+    states = [state for _, state in ranks.run(resumed, None, 6, world_size=2)]
+    rests = [batches for batches, _ in ranks.run(resumed, states[0], None, world_size=2)]
     assert joined(rests) == whole[6:]
 
 

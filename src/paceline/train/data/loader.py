@@ -78,19 +78,9 @@ class Loader:
             "collate": options.collate_fn,
         }
         self._source: BatchSource
-        if is_stream and options.sharded_by_worker:
-            self._source = WorkerStreamBatches(
-                dataset,
-                context,
-                divided,
-                sharded=options.sharded,
-                is_number_given=options.num_workers is not None,
-                **common,
-            )
-        elif is_stream:
-            self._source = StreamBatches(
-                dataset, context, divided, sharded=options.sharded, **common
-            )
+        if is_stream:
+            kind = WorkerStreamBatches if options.sharded_by_worker else StreamBatches
+            self._source = kind(dataset, context, divided, sharded=options.sharded, **common)
         else:
             self._source = MapBatches(dataset, context, divided, **common)
         self.takes_any, self.moves, self.number = False, True, -1

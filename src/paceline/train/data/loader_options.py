@@ -94,6 +94,8 @@ def check_options(options: LoaderOptions, *, is_stream: bool) -> None:
         )
     if not is_stream and options.sharded_by_worker:
         raise contradiction("sharded_by_worker= is for streams; workers share any other dataset")
+    if options.sharded_by_worker and options.num_workers is None:
+        raise contradiction("sharded_by_worker=True needs num_workers=, on which the order depends")
     if options.batch_sampler is not None and options.last == "drop":
         raise contradiction('a batch_sampler decides its batches, short ones too: no last="drop"')
 

@@ -76,13 +76,9 @@ class Stream(IterableDataset[Piece]):
         self._share_of_seed = share_of_seed
         # number of the worker that reads the stream, and the number of workers
         self.worker = (0, 1)
+        self.is_divided = num_parts > 0
         # samples that each worker served before, if the stream divides itself among them
         self.parts = torch.zeros(num_parts, dtype=torch.int64).share_memory_()
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether the stream divides itself among workers."""
-        return len(self.parts) > 0
 
     def __iter__(self) -> Iterator[Piece]:
         epoch, skip = self.at.tolist()

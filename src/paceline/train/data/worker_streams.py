@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from paceline.errors import UsageError
-from paceline.train.data.loader_options import contradiction
 from paceline.train.data.share import GivenBatches, Shard
 from paceline.train.data.sources import Served, ShardOf, StreamBatches
 from paceline.train.data.stream import Piece, Stream, with_end
@@ -38,16 +37,9 @@ class _Loop:
 
 
 class WorkerStreamBatches(StreamBatches):
-    """Batches of a stream that divides itself among workers; ``settings["num_workers"]`` of them.
+    """Batches of a stream that divides itself among workers; otherwise as ``StreamBatches``."""
 
-    Raises UsageError as ``StreamBatches`` does, or if the number of workers was not given.
-    """
-
-    def __init__(self, *args: Any, is_number_given: bool, **options: Any) -> None:
-        if not is_number_given:
-            raise contradiction(
-                "sharded_by_worker=True needs num_workers=, on which the order depends"
-            )
+    def __init__(self, *args: Any, **options: Any) -> None:
         self._num_parts = max(1, options["settings"]["num_workers"])
         self._none_served = [0] * self._num_parts  # samples of each worker at the start of an epoch
         self._loop = self._training = _Loop(self._none_served, [0])  # the last loops
