@@ -120,10 +120,13 @@ def split(text: str) -> tuple[list[str], bool]:
     return words, not quote
 
 
+_MAY_BE_EMPTY = ("account", "comment", "job-name", "mail-user", "wckey")  # any text, also none
+
+
 def _long(word: str, following: list[str], number: int, target: list[Directive]) -> int:
     typed, equals, value = word[2:].partition("=")
     name = canonical(typed)
-    needs = takes_value(name or typed)
+    needs = takes_value(name or typed) and not (equals and name in _MAY_BE_EMPTY)
     if equals or not needs:
         # an unknown option takes its value along, so that one mistake is reported once
         follows = not equals and not name and following[:1] and not following[0].startswith("-")

@@ -85,12 +85,13 @@ DEVICES = [
     ("visible devices", DEVICE, DEVICE.replace("dist.init", 'os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["LOCAL_RANK"]\ndist.init')),
     ("device of unknown origin", DEVICE, DEVICE + "y = x.to(setup.device)\n"),
 ]  # fmt: skip
-ARGUMENT = "import argparse\nimport os\nimport torch\nparser = argparse.ArgumentParser()\nparser.add_argument({forms}, type=int, default={default})\n"
+ARGUMENT = "import argparse\nimport os\nimport torch\nparser = argparse.ArgumentParser()\nparser.add_argument({forms}, type=int, default={default})\nargs = parser.parse_args()\ntorch.cuda.set_device(args.local_rank)\n"
 LOCAL_RANK = [
     ("underscore", ARGUMENT.format(forms='"--local_rank"', default="-1"), ARGUMENT.format(forms='"--local_rank", "--local-rank"', default="-1")),
     ("environment", ARGUMENT.format(forms='"--local_rank"', default="0"), ARGUMENT.format(forms='"--local_rank"', default='os.environ.get("LOCAL_RANK", 0)')),
     ("deepspeed", ARGUMENT.format(forms='"--local_rank"', default="0"), "import deepspeed\n" + ARGUMENT.format(forms='"--local_rank"', default="0")),
     ("other argument", ARGUMENT.format(forms='"--local_rank"', default="0"), ARGUMENT.format(forms='"--lr"', default="0")),
+    ("not read", ARGUMENT.format(forms='"--local_rank"', default="0"), ARGUMENT.format(forms='"--local_rank"', default="0").replace("torch.cuda.set_device(args.local_rank)", "setup(args)")),
 ]  # fmt: skip
 ALL = [
     pytest.param(name, yes, no, id=f"{name} {row}")
