@@ -46,7 +46,7 @@ def describe(name: str, addresses: Sequence[str], speed: int, *, net: Path = _NE
     outside = not net.exists() or _leads_outside(net, name)
     return Interface(
         name,
-        tuple(sorted(addresses, key=_ipv4_first)),
+        tuple(sorted(addresses, key=lambda address: (":" in address, address))),
         mbit=speed if outside and 0 < speed < _MOST_MBIT else 0,
         loopback=loopback,
         virtual=not loopback and not outside,
@@ -72,7 +72,3 @@ def addresses() -> tuple[tuple[str, str], ...]:
 def is_loopback(address: str) -> bool:
     """Return whether an address, or ``localhost``, leads only to this machine."""
     return address.startswith("127.") or address in ("::1", "localhost")
-
-
-def _ipv4_first(address: str) -> tuple[bool, str]:
-    return ":" in address, address

@@ -50,7 +50,7 @@ from paceline.testing.job import (
     unpack,
 )
 
-_HOOK = "AssertionRewritingHook"
+_HOOK = "AssertionRewritingHook"  # loader of pytest that rewrites assertions
 
 
 def describe(names: Iterable[str]) -> tuple[ModuleSource, ...]:
@@ -113,7 +113,8 @@ def _without_file(source: ModuleSource) -> ModuleType:
 
 def _from_file(source: ModuleSource) -> ModuleType:
     search = None if source.search is None else list(source.search)
-    loader = _rewriting_hook() if source.is_rewritten else None
+    hooks = [hook for hook in sys.meta_path if type(hook).__name__ == _HOOK]
+    loader: Any = hooks[0] if hooks and source.is_rewritten else None
     spec = util.spec_from_file_location(
         source.name, source.file, loader=loader, submodule_search_locations=search
     )
@@ -127,11 +128,6 @@ def _from_file(source: ModuleSource) -> ModuleType:
         del sys.modules[source.name]
         raise
     return module
-
-
-def _rewriting_hook() -> Any:
-    """Return the loader of this process's pytest that rewrites assertions; None without one."""
-    return next((hook for hook in sys.meta_path if type(hook).__name__ == _HOOK), None)
 
 
 _OWN = os.path.dirname(__file__)

@@ -293,7 +293,7 @@ def _of_values(names: Names, values: Sequence[Assignment], depth: int) -> Sides 
     plain = [value for value in values if value.place < 0]
     sides_of_values = [sides(names, value.value, depth + 1) for value in plain]
     dividing = [value_sides for value_sides in sides_of_values if value_sides]
-    if not dividing or not all(_is_alike(value_sides, dividing[0]) for value_sides in dividing):
+    if len({(value_sides.true, value_sides.false) for value_sides in dividing}) != 1:
         return None
     others = [
         value
@@ -301,10 +301,6 @@ def _of_values(names: Names, values: Sequence[Assignment], depth: int) -> Sides 
         if value_sides is None
     ]
     return dividing[0] if all(constant(value.value) is not ... for value in others) else None
-
-
-def _is_alike(one: Sides, other: Sides) -> bool:
-    return (one.true, one.false) == (other.true, other.false)
 
 
 def _names_main(name: str) -> bool:

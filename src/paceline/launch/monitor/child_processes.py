@@ -26,6 +26,7 @@ from paceline.machine import processes
 WORKER_NAME = "pt_data_worker"
 _FUTEX_CALLS = {"x86_64": "202", "aarch64": "98", "ppc64le": "221", "s390x": "238"}
 _MOST_LINES = 4
+_SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 # Function in which the kernel waits, and words for it; the first match decides.
 _WAITS = (
     ("futex", "waits for a lock"),
@@ -235,7 +236,7 @@ def look(pid: int) -> ChildProcess | None:
         wait=_wait(pid),
         syscall=((_text(Path(f"/proc/{pid}/syscall")) or "").split() or [""])[0],
         cpu_s=(int(stat[11]) + int(stat[12])) / tick,
-        age_s=max(0.0, _since_boot_s() - int(stat[19]) / tick),
+        age_s=max(0.0, time.clock_gettime(_SINCE_BOOT) - int(stat[19]) / tick),
         switches=processes.switches(processes.status(pid)),
         ended_by=status & 0x7F,
         exit_code=status >> 8,
@@ -255,10 +256,6 @@ def _stat(pid: int) -> list[str] | None:
     text = _text(Path(f"/proc/{pid}/stat"))
     fields = text.rpartition(")")[2].split() if text else []
     return fields if len(fields) > 19 else None
-
-
-def _since_boot_s() -> float:
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _text(path: Path) -> str | None:

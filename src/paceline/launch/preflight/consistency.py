@@ -81,12 +81,8 @@ def _compare_one(name: str, nodes: Sequence[NodeFacts]) -> Difference | None:
 
 def _is_fatal(name: str, values: Sequence[str]) -> bool:
     if name == "python":
-        return len({_minor(version) for version in values}) > 1
+        return len({tuple(version.split(".")[:2]) for version in values}) > 1
     return name in _FATAL
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
 
 
 def judge(nodes: Sequence[NodeFacts], *, script: str) -> list[Finding]:

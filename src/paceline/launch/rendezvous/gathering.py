@@ -95,7 +95,8 @@ class Gathering:
         node = member.ticket - 1 if member.rank is None else member.rank
         notice_s = deadlines.scaled(deadlines.SILENT_NODE_NOTICE)
         name = silence.named(node, member.host)
-        if state.silent_s > notice_s and not self._has_named(name):
+        is_named = any(notice.what.startswith(name) for notice in self._silent)
+        if state.silent_s > notice_s and not is_named:
             self._report(
                 silence.notice(name, silent_s=state.silent_s, node_timeout_s=self._node_timeout_s)
             )
@@ -105,9 +106,6 @@ class Gathering:
         if reason and self.lost is None:
             losses = {name: Loss(member.host, reason, state.silent_s)}
             self.lost = root_cause.judge([], lost=[name], losses=losses).finding
-
-    def _has_named(self, name: str) -> bool:
-        return any(notice.what.startswith(name) for notice in self._silent)
 
     def _report(self, notice: Notice) -> None:
         """Print a notice, and keep it for the other nodes."""

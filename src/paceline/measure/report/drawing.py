@@ -130,20 +130,17 @@ def _layout(plot: Plot) -> dict[str, Any]:
     annotations = _labels(plot, y_range)
     # A name that is written as "&lt;" takes less width than this; few names have such characters.
     width = max((len(label["text"]) for label in annotations), default=0)
+    num_bars = max((len(curve.x) for curve in plot.curves if curve.form == "bar"), default=0)
     return {
         "height": _HEIGHT,
         "margin": {"l": 8, "r": round(16 + width * _LABEL_PIXELS), "t": _TOP, "b": _BOTTOM},
         "barmode": "stack",
-        "bargap": max(0.35, 0.8 - 0.1 * _num_bars(plot)),  # few bars are not wide
+        "bargap": max(0.35, 0.8 - 0.1 * num_bars),  # few bars are not wide
         "hovermode": "x unified",
         "xaxis": _x_axis(plot),
         "yaxis": _y_axis(plot.y, y_range),
         "annotations": annotations,
     }
-
-
-def _num_bars(plot: Plot) -> int:
-    return max((len(curve.x) for curve in plot.curves if curve.form == "bar"), default=0)
 
 
 def _axis(axis: Axis) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def _in_step(ranks: Sequence[RecordedTraining]) -> tuple[RecordedTraining, ...]:
 
     Under torch's Join, a rank whose samples are used up waits for the others.
     """
-    lengths = [_of_first_loop(training) for training in ranks]
+    lengths = [sum(step.loop == rank.steps[0].loop for step in rank.steps) for rank in ranks]
     if len(set(lengths)) == 1 or all(
         n == len(t.steps) for n, t in zip(lengths, ranks, strict=True)
     ):
@@ -47,10 +47,6 @@ def _in_step(ranks: Sequence[RecordedTraining]) -> tuple[RecordedTraining, ...]:
         )
         for training in ranks
     )
-
-
-def _of_first_loop(training: RecordedTraining) -> int:
-    return sum(step.loop == training.steps[0].loop for step in training.steps)
 
 
 def main_training(world: RecordedWorld) -> tuple[RecordedTraining, ...] | None:

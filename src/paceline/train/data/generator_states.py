@@ -89,7 +89,8 @@ class _InMemory(Twister):
         self.words = np.zeros((ROWS, num_words), dtype=np.uint32)
         self._rows = rows_of(self.words)
         self._begin = WORDS - num_words
-        self._all = _bytes_at(words_address)
+        memory = ctypes.c_byte * (_WORD_BYTES * WORDS)
+        self._all = _bytes_of(memory.from_address(words_address))
         self._memory = self._all[_WORD_BYTES * self._begin :]
         self._first = _word_at(words_address)
         self._expected: int | None = None  # the first word; None if it is of the samples
@@ -282,11 +283,6 @@ def _read_python() -> bytes:
 def python_generator() -> Any:
     """Return the generator behind the functions of ``random``."""
     return random.getstate.__self__  # type: ignore[attr-defined]
-
-
-def _bytes_at(address: int) -> memoryview:
-    """Return the memory of 624 words."""
-    return memoryview((ctypes.c_byte * (_WORD_BYTES * WORDS)).from_address(address)).cast("B")
 
 
 def rows_of(words: np.ndarray) -> list[memoryview]:
