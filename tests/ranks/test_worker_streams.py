@@ -123,7 +123,7 @@ def test_the_same_position_is_saved_again_before_a_loop():
     loader = Session(seed=0).loader(Parts(), 2, num_workers=3, sharded_by_worker=True)
     loader.load_state_dict(state)
     assert loader.state_dict() == state
-    assert state["workers"] == [3, 2, 2]
+    assert (state["workers"], state["turn"]) == ([3, 2, 2], 1)
 
 
 def test_an_evaluation_leaves_the_position():
@@ -164,12 +164,12 @@ def test_short_batches_are_left_out_of_each_part():
 
 def rest_of(state, workers, **options):
     try:
-        loader = Session(seed=0).loader(
-            Parts(), batch_size=2, num_workers=workers, sharded_by_worker=True, **options
-        )
+        options = {"sharded_by_worker": True, **options}
+        loader = Session(seed=0).loader(Parts(), batch_size=2, num_workers=workers, **options)
         loader.load_state_dict(state)
     except PacelineError as error:
         return error.finding.name, error.finding.fix
+    return None
 
 
 @pytest.mark.parametrize("stop", [3, None])
@@ -180,8 +180,22 @@ def test_another_number_of_workers_is_refused(stop):
     assert "num_workers=2" in fix
 
 
+def test_inside_an_epoch_a_stream_is_not_divided_in_another_way():
+    _, divided = trained(Parts(), 2, stop=3)
+    assert rest_of(divided, 0, sharded_by_worker=False)[0] == "data-changed"
+    whole = {"epoch": 0, "done": 4, "length": -1}
+    assert rest_of(whole, 2)[0] == "data-changed"
+    assert rest_of({**whole, "done": 0}, 2) is None
+
+
+def test_a_loader_with_another_number_of_workers_takes_a_place_between_epochs():
+    session = Session(seed=0)
+    first = session.loader(Parts(), batch_size=2, num_workers=2, sharded_by_worker=True)
+    session.loader(Parts(), 2, num_workers=1, sharded_by_worker=True, instead_of=first)
+
+
 def test_what_is_no_stream_or_has_no_number_is_refused():
-    assert rest_of({}, None)[0] == "option-contradicted"
+    assert rest_of({"done": 0}, None)[0] == "option-contradicted"
     with pytest.raises(PacelineError):
         Session(seed=0).loader(torch.ones(3), batch_size=2, num_workers=2, sharded_by_worker=True)
 

@@ -75,7 +75,7 @@ def _task(word: str, options: WatchOptions) -> Callable[[], Collection]:
     if not word or word in (socket.gethostname(), "localhost"):
         return lambda: Collection(_watch(_visible(), options))
     if word.isdigit():
-        ranks = _of_process(int(word))
+        ranks = processes.belonging(_visible(), int(word)) if processes.is_possible() else []
         if ranks:
             return lambda: Collection(_watch(ranks, options))
         return lambda: _of_job(word, options)
@@ -101,10 +101,6 @@ def _visible() -> list[RankProcess]:
             "platform-unsupported", what, where=sys.platform, fix="paceline why NODE"
         )
     return processes.find()
-
-
-def _of_process(pid: int) -> list[RankProcess]:
-    return processes.belonging(_visible(), pid) if processes.is_possible() else []
 
 
 # Other hosts

@@ -96,9 +96,9 @@ def starved(ranks: Sequence[Mapping[str, Any]]) -> Finding | None:
     None if that is little. The kernel counts it; threads that the rank waits for are not in it.
 
     Args:
-        ranks: What the speed log describes of each rank, with ``cpu_wait_s`` and ``seconds``.
+        ranks: What the speed log describes of each rank, with ``cpu_wait_s`` and ``watched_s``.
     """
-    shares = [rank.get("cpu_wait_s", 0.0) / max(rank.get("seconds", 0.0), 1e-9) for rank in ranks]
+    shares = [rank.get("cpu_wait_s", 0.0) / max(rank.get("watched_s", 0.0), 1e-9) for rank in ranks]
     share = max(shares)
     rank = ranks[shares.index(share)]
     if share < LEAST_CPU_SHARE or rank["cpu_wait_s"] < LEAST_LOST_S:

@@ -234,9 +234,10 @@ def _uneven(fewer: Mapping[int, int], more: Mapping[int, int], verb: str, loop: 
     count = Counter(fewer.values()).most_common(1)[0][0]
     theirs = sorted(set(more.values()))
     counts = f"{theirs[0]}" if len(theirs) == 1 else f"{theirs[0]} to {theirs[-1]}"
+    loader = f"{named(fewer)}'s loader" if len(fewer) == 1 else f"the loaders of {named(fewer)}"
     return Finding(
         "uneven-inputs",
-        f"{_loader_of(fewer)} ended after {count} batches, {named(more)} {verb} {counts}",
+        f"{loader} ended after {count} batches, {named(more)} {verb} {counts}",
         where=f"training loop {loop} of {named(fewer)}",
         why="a rank without a batch does not come to the collective that the others wait in",
         fix=(
@@ -244,10 +245,6 @@ def _uneven(fewer: Mapping[int, int], more: Mapping[int, int], verb: str, loop: 
             "or torch.distributed.algorithms.join.Join"
         ),
     )
-
-
-def _loader_of(ranks: Mapping[int, int]) -> str:
-    return f"{named(ranks)}'s loader" if len(ranks) == 1 else f"the loaders of {named(ranks)}"
 
 
 def slowest(paces: Sequence[Pace]) -> Pace | None:

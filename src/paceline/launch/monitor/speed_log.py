@@ -84,9 +84,11 @@ class SpeedLog:
         # By local rank:
         self._memory: defaultdict[int, MemoryHistory] = defaultdict(MemoryHistory)
         self._gpu_memory: defaultdict[int, MemoryHistory] = defaultdict(MemoryHistory)
-        self._cpu_wait_s: dict[int, float] = {}  # in the first steps
+        # By local rank, how long it had waited for a CPU and when: after the first step, and since.
+        self._cpu_first: dict[int, tuple[float, float]] = {}
+        self._cpu_wait: dict[int, tuple[float, float]] = {}
         self._finding: Finding | None = None  # what the thread has found, until it is said
-        self._has_found = False
+        self._said: set[str] = set()  # names of findings
         # The timed steps to describe; None ends the thread.
         self._work: queue.SimpleQueue[_Steps | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -126,9 +128,7 @@ class SpeedLog:
             gpu_free = partial(max, gpu_bytes - allocated, 0)
             memory, gpu_memory = self._memory[local], self._gpu_memory[local]
             memory.add(count.steps, processes.own_bytes(pid) if pid is not None else 0)
-            cpu_wait_s = processes.cpu_wait_s(pid) if pid is not None else 0.0
-            if not count.steps or local not in self._cpu_wait_s:
-                self._cpu_wait_s[local] = cpu_wait_s
+            cpu_wait_s, watched_s = self._waited(local, pid, count.steps)
             gpu_memory.add(count.steps, allocated)
             ranks.append(
                 {
@@ -139,7 +139,8 @@ class SpeedLog:
                     "seconds": count.seconds,
                     "data_s": count.data_s,
                     "own_s": count.own_s,
-                    "cpu_wait_s": max(0.0, cpu_wait_s - self._cpu_wait_s[local]),
+                    "cpu_wait_s": cpu_wait_s,
+                    "watched_s": watched_s,
                     "loops": count.loops,
                     "open_batches": count.open_batches,
                     "loop_length": count.loop_length,
@@ -154,6 +155,14 @@ class SpeedLog:
             )
         timed = json.dumps(timed_steps.to_json(latest))
         return {"ranks": ranks, "gpus": self._gpus, "timed": timed}
+
+    def _waited(self, local: int, pid: int | None, num_steps: int) -> tuple[float, float]:
+        """Return how long a rank has waited for a CPU after its first step, and in what time."""
+        wait_s, now_s = processes.cpu_wait_s(pid) if pid else 0.0, time.monotonic()
+        if wait_s and num_steps:  # 0 after the end of the process: the last value stays
+            first_wait_s, first_s = self._cpu_first.setdefault(local, (wait_s, now_s))
+            self._cpu_wait[local] = wait_s - first_wait_s, now_s - first_s
+        return self._cpu_wait.get(local, (0.0, 0.0))
 
     def _join(self, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the description of all nodes together."""
@@ -243,10 +252,11 @@ class SpeedLog:
         if nodes:
             speed = self._join(list(nodes.values()))
             self._write(speed)
-            if not self._has_found:  # said once
-                ranks = speed["ranks"]
-                self._finding = memory_growth.finding_of(ranks) or bottleneck.starved(ranks)
-                self._has_found = self._finding is not None
+            for judge in (memory_growth.finding_of, bottleneck.starved):
+                finding = None if self._finding else judge(speed["ranks"])
+                if finding is not None and finding.name not in self._said:  # said once
+                    self._said.add(finding.name)
+                    self._finding = finding
 
     def _write(self, speed: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):

@@ -280,7 +280,8 @@ def parse(
     """
     decided = preferences.apply(preferred or {}, typed=typed)
     raw: dict[str, Any] = dict(starter_defaults.values)
-    raw |= {name: value for name, value in inherited.items() if _is_torchruns(name)}
+    torchruns = [name for name in inherited if name in OPTION and not OPTION[name].ours]
+    raw |= {name: inherited[name] for name in torchruns}
     raw |= {name: value for name, (value, _) in decided.items()}
     raw.update(typed)
     raw = {name: _trimmed(name, value) for name, value in raw.items()}
@@ -294,10 +295,6 @@ def parse(
         typed=tuple((name, "" if value is True else str(value)) for name, value in typed.items()),
     )
     return settle(options, typed=typed, requested=raw)
-
-
-def _is_torchruns(name: str) -> bool:
-    return name in OPTION and not OPTION[name].ours
 
 
 def _trimmed(name: str, value: Any) -> Any:

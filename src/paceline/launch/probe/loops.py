@@ -267,7 +267,9 @@ class Loops:
         is_shuffled = loop.shuffles and is_mixed(loop.indices or [])
         if order != order_before or not is_shuffled:
             return
-        if _same_source(loop, before) and same_thing(loop.optimizer, before.optimizer):
+        is_same_sampler = same_thing(loop.sampler, before.sampler)
+        is_same_source = is_same_sampler or same_thing(loop.dataset, before.dataset)
+        if is_same_source and same_thing(loop.optimizer, before.optimizer):
             self._slot[counters.ORDER_INDICES] = count
             self._slot[counters.SAME_ORDER] = self._published
 
@@ -326,11 +328,6 @@ def _splits_model(optimizer: Any) -> bool:
     kind = getattr(tensors, "DTensor", ())
     groups = getattr(optimizer, "param_groups", ())
     return any(isinstance(parameter, kind) for group in groups for parameter in group["params"])
-
-
-def _same_source(one: Loop, other: Loop) -> bool:
-    """Return whether two loops read with the same sampler, or from the same dataset."""
-    return same_thing(one.sampler, other.sampler) or same_thing(one.dataset, other.dataset)
 
 
 def _weakly(thing: Any) -> Any:

@@ -63,7 +63,8 @@ def open_or_reach(
     """
     port = int(plan.port.value)
     reaching = _Reaching(options, plan.host, port, notes=notes, inform=inform)
-    head = reaching.await_name() if _may_host(options, plan) else ""
+    may_host = options.one_node or plan.rendezvous == "c10d" or options.node_rank == 0
+    head = reaching.await_name() if may_host else ""
     if not _hosts_store(options, plan, head=head, local=local):
         return (*reaching.reach(), False)
     is_static = plan.rendezvous == "static" and not options.one_node
@@ -78,10 +79,6 @@ def open_or_reach(
     if hosts:
         notes.mine = replace(notes.mine, address=head, port=store.port, listens=True)
     return store, head, hosts
-
-
-def _may_host(options: Options, plan: Plan) -> bool:
-    return options.one_node or plan.rendezvous == "c10d" or options.node_rank == 0
 
 
 def _hosts_store(options: Options, plan: Plan, *, head: str, local: tuple[str, ...]) -> bool:

@@ -254,7 +254,7 @@ def _torch_state(position: int) -> torch.Tensor:
         return torch.zeros(8 * (_TORCH_HEADER + WORDS), dtype=torch.uint8, device="cpu")
     generator = torch.Generator("cpu").manual_seed(0)
     # It draws one number of 32 bits for each, and counts forwards and backwards.
-    torch.rand(position, generator=generator, device="cpu")
+    torch.rand(position, generator=generator, device="cpu", dtype=torch.float32)
     return generator.get_state()
 
 
@@ -282,7 +282,7 @@ def _read_python() -> bytes:
 
 def python_generator() -> Any:
     """Return the generator behind the functions of ``random``."""
-    return random.getstate.__self__  # type: ignore[attr-defined]
+    return random.random.__self__  # type: ignore[attr-defined]
 
 
 def rows_of(words: np.ndarray) -> list[memoryview]:
@@ -368,6 +368,39 @@ def seed_device(seed: int) -> None:
     """Seed the global generators, including those of GPUs."""
     seed_all(seed)
     torch.cuda.manual_seed_all(seed)  # does nothing without a GPU
+
+
+_READ_STATE: tuple[tuple[Any, str], ...] = (
+    (random, "getstate"),
+    (np.random, "get_state"),
+    (torch, "get_rng_state"),
+    (torch.random, "get_rng_state"),
+)
+
+
+@contextmanager
+def noticed_reads() -> Iterator[list[str]]:
+    """Yield a list to which the functions are added that a script calls to read a state.
+
+    What is drawn from a copy, or before a state is restored, is not seen in a generator.
+    """
+    called: list[str] = []
+    originals = [getattr(module, name) for module, name in _READ_STATE]
+
+    def noting(read: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            called.append(read.__name__)
+            return read(*args, **kwargs)
+
+        return noted
+
+    for (module, name), read in zip(_READ_STATE, originals, strict=True):
+        setattr(module, name, noting(read))
+    try:
+        yield called
+    finally:
+        for (module, name), read in zip(_READ_STATE, originals, strict=True):
+            setattr(module, name, read)
 
 
 @contextmanager

@@ -39,6 +39,7 @@ from paceline.train.data.generator_states import (
     Twister,
     changed_since,
     kept_state,
+    noticed_reads,
     seed_some,
     twister_of,
 )
@@ -60,6 +61,7 @@ class SampleStates:
         self._factors = np.empty(0, dtype=np.uint64)
         self._epoch_words = np.empty(0, dtype=np.uint32)  # of all samples, which draw none of them
         self._has_widened = False
+        self.wide: set[str] = set()  # global generators of which all words are prepared
         # Allocated once: memory of this size is new at each allocation, and slow to write at first.
         self._products = np.empty((ROWS, WORDS), dtype=np.uint64)
         # Not shared with other loaders: a dataset may read another loader for a sample.
@@ -95,10 +97,14 @@ class SampleStates:
                 for use in uses:
                     use(row)
                 yield index
-        for name in names:
-            if self._twisters[name].has_drawn_all():
-                self._twisters[name] = twister_of(name)
-                self._has_widened = True
+        self.widen([name for name in names if self._twisters[name].has_drawn_all()])
+
+    def widen(self, names: Sequence[str]) -> None:
+        """Prepare all words of some generators from now on."""
+        for name in set(names) - self.wide:
+            self._twisters[name] = twister_of(name)
+            self.wide.add(name)
+            self._has_widened = True
 
     def has_widened(self) -> bool:
         """Return once whether samples have drawn more than was prepared; all is from now on."""
@@ -242,7 +248,12 @@ class Samples(Dataset[Any]):
             return self._load(indices)
         dataset = self.dataset
         indices_in_turn = self._states.before_each(epoch, indices, self._drawn + held)
-        return [dataset[index] for index in indices_in_turn]
+        if self._states.wide.issuperset(self._drawn):
+            return [dataset[index] for index in indices_in_turn]
+        with noticed_reads() as reads:
+            samples = [dataset[index] for index in indices_in_turn]
+        self._states.widen(self._drawn if reads else ())
+        return samples
 
 
 class TensorReader:

@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
+from paceline.errors import UsageError
 from paceline.train.data.adopt import check_library, check_stream, fingerprint
 from paceline.train.data.array_dataset import ArrayReader, base_of
 from paceline.train.data.collation import (
@@ -53,6 +54,7 @@ class BatchSource:
     """The common part of both sources: torch's DataLoader, whose workers may outlive an epoch."""
 
     has_position = True  # whether a checkpoint can be in the middle of an epoch
+    num_parts = 1  # workers among which a stream divides itself
 
     def __init__(
         self,
@@ -107,7 +109,13 @@ class BatchSource:
         return {}
 
     def return_to(self, place: dict[str, Any]) -> None:
-        """Continue from a position that a checkpoint or another loader had."""
+        """Continue from a position that a checkpoint or another loader had.
+
+        Raises UsageError if a stream was divided among another number of workers.
+        """
+        number = len(place.get("workers", [0]))
+        if number != self.num_parts and (place["done"] or min(number, self.num_parts) > 1):
+            raise _divided_otherwise(number, self.num_parts)
 
     def finished(self, epoch: int, served: Iterator[Served]) -> Iterator[Served]:
         """Yield batches of ``begin``, moved to the device, after what is to be done there."""
@@ -395,6 +403,17 @@ class StreamBatches(BatchSource):
     def _served(self, piece: Piece, number: int) -> Served:
         rows = whole_rows(piece, number, self._context.accumulate())
         return rows, piece.batch, self._units.see(piece.unit, rows.of_rank)
+
+
+def _divided_otherwise(number: int, now: int) -> UsageError:
+    return UsageError.of(
+        "data-changed",
+        f"the stream was divided among {number} worker{'s' * (number != 1)} a rank, and is now"
+        f" among {now}",
+        where="session.loader(...)",
+        why="its order depends on their number, so samples would be lost and others come twice",
+        fix=f"session.loader(..., num_workers={number}, sharded_by_worker={number > 1})",
+    )
 
 
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None))

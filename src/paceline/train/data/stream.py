@@ -77,8 +77,8 @@ class Stream(IterableDataset[Piece]):
         # number of the worker that reads the stream, and the number of workers
         self.worker = (0, 1)
         self.is_divided = num_parts > 0
-        # samples that each worker served before, if the stream divides itself among them
-        self.parts = torch.zeros(num_parts, dtype=torch.int64).share_memory_()
+        # of a stream that divides itself: samples that each worker has served, and whose turn it is
+        self.parts = torch.zeros(num_parts + 1, dtype=torch.int64).share_memory_()
 
     def __iter__(self) -> Iterator[Piece]:
         epoch, skip = self.at.tolist()
@@ -103,7 +103,7 @@ class Stream(IterableDataset[Piece]):
         """
         worker, _ = self.worker
         first, stride = (0, 1) if self.is_divided else self.worker
-        if self.is_divided and worker <= _last_served(self.parts):
+        if self.is_divided and worker < self.parts[-1]:
             yield Piece(0, 0, False, None, 0)  # torch begins with worker 0, whose turn is later
         for number, piece in enumerate(pieces if self.is_divided else _unseen_worker(pieces)):
             if self._collate is collate_samples:  # draws no random numbers
@@ -167,16 +167,6 @@ def _undisturbed(pieces: Iterator[Piece], seed: int) -> Iterator[Piece]:
 def _grouped(stream: Iterator[Any], size: int) -> Iterator[list[Any]]:
     while batch := list(itertools.islice(stream, size)):
         yield batch
-
-
-def _last_served(parts: torch.Tensor) -> int:
-    """Return which worker served last, given each one's number of samples; -1 for the last of all.
-
-    They take turns: of those that served the most, it is the last. One whose last batch was shorter
-    has ended, and has no turn.
-    """
-    last = int((parts == parts.max()).nonzero()[-1])
-    return last if last < len(parts) - 1 else -1
 
 
 def with_end(batches: Iterator[T]) -> Iterator[tuple[T, bool]]:

@@ -347,7 +347,8 @@ def read(logger: Any) -> list[Any]:
 def _read_one(logger: Any) -> Any:
     if isinstance(logger, FileLogger) or callable(getattr(logger, "log_metrics", None)):
         return logger
-    if isinstance(logger, str) or _can_log(logger):
+    can_log = all(callable(getattr(logger, method, None)) for method in ("log", "close"))
+    if isinstance(logger, str) or can_log:
         return RunLogger(logger)
     raise invalid(
         "logger",
@@ -367,10 +368,6 @@ def join(loggers: list[Any], session: Session) -> None:
     for logger in loggers:
         if isinstance(logger, FileLogger):
             logger.join(session)
-
-
-def _can_log(target: Any) -> bool:
-    return all(callable(getattr(target, method, None)) for method in ("log", "close"))
 
 
 def _next_version(root: Path) -> int:

@@ -95,7 +95,7 @@ def test_lines_fit_into_80_columns(step):
 
 def waited(*cpu_wait_s, seconds=100.0):
     """Ranks that waited for a CPU."""
-    common = {"host": "node-a", "seconds": seconds, "steps": 900}
+    common = {"host": "node-a", "watched_s": seconds, "steps": 900}
     return [{**common, "rank": rank, "cpu_wait_s": wait} for rank, wait in enumerate(cpu_wait_s)]
 
 
@@ -118,4 +118,4 @@ def test_a_rank_that_waits_for_a_cpu_is_named(ranks, words):
 
 
 def test_a_log_without_the_wait_for_a_cpu_names_nobody():
-    assert bottleneck.starved([{"rank": 0, "host": "node-a", "seconds": 9.0, "steps": 9}]) is None
+    assert bottleneck.starved([{"rank": 0, "host": "node-a", "steps": 9}]) is None

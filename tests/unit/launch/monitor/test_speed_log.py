@@ -222,17 +222,21 @@ def test_the_more_a_description_costs_the_fewer_there_are(node, monkeypatch):
     assert shared[:2] == [100.0, 161.0]
 
 
-def test_the_wait_for_a_cpu_is_counted_from_the_first_step(tmp_path, monkeypatch):
+def test_the_wait_for_a_cpu_is_counted_after_the_first_step_and_stays_at_the_end(
+    tmp_path, monkeypatch
+):
     waits = {1: 3.0, 2: 5.0}
     monkeypatch.setattr(speed_log.processes, "cpu_wait_s", waits.__getitem__)
     node = Node(tmp_path)
     node.group.attempt.pids.update({0: 1, 1: 2})
-    for step, more_s in ((0, 20.0), (1, 30.0), (2, 40.0)):
+    for step, wait_s in ((0, 25.0), (1, 55.0), (2, 95.0), (3, 0.0)):
         node.train(step)
-        waits[2] += more_s
+        waits[2] = wait_s
         node.log._share({})
     node.log.close()
-    assert [rank["cpu_wait_s"] for rank in node.written()["ranks"]] == [0.0, 70.0]
+    ranks = node.written()["ranks"]
+    assert [rank["cpu_wait_s"] for rank in ranks] == [0.0, 40.0]
+    assert 0 < ranks[1]["watched_s"] < 60
 
 
 def test_memory_that_grows_is_said_once_by_the_loop(tmp_path, monkeypatch):

@@ -157,6 +157,42 @@ def test_a_batch_with_a_sample_that_draws_more_is_loaded_again(monkeypatch):
     assert few == [expected.__getitems__((0, list(batch))) for batch in batches]
 
 
+READS = {
+    "python": lambda: random.setstate(random.getstate()),
+    "numpy": lambda: np.random.RandomState().set_state(np.random.get_state()),
+    "torch": lambda: torch.random.fork_rng(devices=[]).__enter__(),
+}
+
+
+@pytest.mark.usefixtures("_few_words")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sample_that_reads_a_state_gets_all_words(name):
+    class Reading(DrawsUpTo):
+        def __getitem__(self, index):
+            READS[name]()
+            return DRAWS[name]()
+
+    reading = Samples(Reading(), seed=1)
+    reading.__getitems__((0, [1, 2]))
+    assert reading._states.wide == {name}
+    assert random.getstate.__self__ is random.random.__self__
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("num_words", [FEW_WORDS, generator_states.WORDS])
+def test_words_do_not_depend_on_the_default_type(monkeypatch, dtype, num_words):
+    monkeypatch.setattr(samples, "FEW_WORDS", num_words)
+    expected = [DRAWS["torch"]() for _ in SampleStates(3).before_each(1, range(5), ("torch",))]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        found = [DRAWS["torch"]() for _ in SampleStates(3).before_each(1, range(5), ("torch",))]
+    finally:
+        torch.set_default_dtype(before)
+    assert found == expected
+    assert len(set(found)) == 5
+
+
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 100])
 def test_the_state_of_one_generator_depends_neither_on_the_others_nor_on_the_batch(length):
     indices = list(range(length))
