@@ -12,7 +12,7 @@ import pytest
 from representative import representative_tests
 
 LIMIT = 500
-LINES = {"src": 112_800, "tests": 81_400}  # what grows is paid for by what goes
+LINES = {"src": 112_700, "tests": 81_400}  # what grows is paid for by what goes
 # Lines of each package, rounded up to the next hundred. A raise names what goes elsewhere, or has a design page.
 PACKAGES = {
     "": 1_700,
@@ -49,7 +49,7 @@ PACKAGES = {
     "text": 1_100,
     "train": 500,
     "train/checkpoint": 3_000,
-    "train/data": 5_900,
+    "train/data": 5_800,
     "train/logging": 700,
     "train/model": 1_100,
     "train/preemptible": 1_400,

@@ -58,7 +58,6 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     ),
     # tensors, modules and the autograd graph
     "torch.Tensor": ("_backward_hooks", "_post_accumulate_grad_hooks", "_values", "_version"),
-    "torch.Generator": ("_cdata",),
     "torch.UntypedStorage": ("_cdata",),
     "torch._weights_only_unpickler": ("_get_allowed_globals",),
     "torch.amp.GradScaler": ("_found_inf_per_device",),

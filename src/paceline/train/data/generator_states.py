@@ -13,7 +13,6 @@ public functions before it first writes, without a draw:
 - Python: the object behind ``random.getstate`` holds a C int, the position, and then the words.
 - NumPy: ``state_address``, which is public, is the address of the words, and then the position.
 - torch: ``get_state`` returns 24 bytes and then 8 for each word. ``set_state`` is public and fast.
-  The words in the generator's memory are only read, to see whether they were replaced.
 
 If Python's or NumPy's layout is another one, the public functions set the same words. If torch's
 is, torch is seeded, so a sample draws other numbers from it than with other versions of torch.
@@ -26,11 +25,10 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -43,23 +41,14 @@ ROWS = 32  # states computed at once: 80 or 160 kB a generator, which stay in th
 _WORD_BYTES = 4
 _POSITION_BYTES = ctypes.sizeof(ctypes.c_int)
 _NUMPY_BYTES = _WORD_BYTES * WORDS + _POSITION_BYTES
-_no_word = ctypes.c_uint32()
 _TORCH_HEADER = 3  # seed, two ints of which one is a position, and another position: 8 bytes each
 
 
-class Twister(ABC):
-    """A generator, and states that it can be set to.
+class Twister(Protocol):
+    """A generator, and states that it can be set to."""
 
-    If few words are prepared for each sample, they are the last of a state. A generator that has
-    drawn all replaces all, and the first one differs from then on.
-    """
+    words: np.ndarray  # words of the states, an array of integers of shape [ROWS, 624], to write to
 
-    words: np.ndarray  # of the samples, integers of shape [ROWS, words of a sample]
-
-    def begin(self, words: np.ndarray) -> None:  # noqa: B027
-        """Set all words of the state, uint32 of shape [624], before those of samples are set."""
-
-    @abstractmethod
     def use(self, row: int) -> None:
         """Set the generator to a state, so that its first word is drawn next.
 
@@ -67,52 +56,28 @@ class Twister(ABC):
         stored for the next call, as the second of two Gaussian numbers, is discarded.
         """
 
-    def has_drawn_all(self) -> bool:
-        """Return whether a sample since ``begin`` has drawn more words than were prepared."""
-        return False
 
-
-def twister_of(name: str, num_words: int = WORDS) -> Twister:
+def twister_of(name: str) -> Twister:
     """Return the generator ``"python"``, ``"numpy"`` or ``"torch"``, and room for its states."""
-    twisters: dict[str, type[PythonTwister | NumpyTwister | TorchTwister]] = {
+    twisters: dict[str, type[Twister]] = {
         "python": PythonTwister,
         "numpy": NumpyTwister,
         "torch": TorchTwister,
     }
-    return twisters[name](num_words=num_words)
+    return twisters[name]()
 
 
-class _InMemory(Twister):
-    """A generator to whose memory words are copied."""
-
-    def __init__(self, words_address: int, num_words: int) -> None:
-        self.words = np.zeros((ROWS, num_words), dtype=np.uint32)
-        self._rows = rows_of(self.words)
-        self._begin = WORDS - num_words
-        memory = ctypes.c_byte * (_WORD_BYTES * WORDS)
-        self._all = _bytes_of(memory.from_address(words_address))
-        self._memory = self._all[_WORD_BYTES * self._begin :]
-        self._first = _word_at(words_address)
-        self._expected: int | None = None  # the first word; None if it is of the samples
-
-    def begin(self, words: np.ndarray) -> None:
-        if self._begin:
-            self._all[:] = _bytes_of(words)
-            self._expected = self._first.value
-
-    def has_drawn_all(self) -> bool:
-        return self._expected is not None and self._first.value != self._expected
-
-
-class PythonTwister(_InMemory):
+class PythonTwister:
     """A generator of Python; the global one if None."""
 
-    def __init__(self, generator: Any = None, num_words: int = WORDS) -> None:
+    def __init__(self, generator: Any = None) -> None:
+        self.words = np.zeros((ROWS, WORDS), dtype=np.uint32)
+        self._rows = rows_of(self.words)
         self._is_known = python_is_known()
         self._generator = python_generator() if generator is None else generator
         address = id(self._generator) + object.__basicsize__
-        super().__init__(address + _POSITION_BYTES, num_words if self._is_known else WORDS)
         self._position = ctypes.c_int.from_address(address)
+        self._memory = _bytes_at(address + _POSITION_BYTES)
 
     def use(self, row: int) -> None:
         """Set the generator to a state."""
@@ -120,21 +85,21 @@ class PythonTwister(_InMemory):
             self._generator.setstate((3, (*self.words[row].tolist(), 0), None))
             return
         self._memory[:] = self._rows[row]
-        self._position.value = self._begin
+        self._position.value = 0
         self._generator.gauss_next = None
 
 
-class NumpyTwister(_InMemory):
+class NumpyTwister:
     """A generator that NumPy's functions use after ``use``, or what ``install`` passes it to."""
 
-    def __init__(
-        self, install: Callable[[Any], None] | None = None, num_words: int = WORDS
-    ) -> None:
+    def __init__(self, install: Callable[[Any], None] | None = None) -> None:
+        self.words = np.zeros((ROWS, WORDS), dtype=np.uint32)
+        self._rows = rows_of(self.words)
         self._is_known = numpy_is_known()
         self._generator: Any = np.random.MT19937(0)
         address = self._generator.ctypes.state_address
-        super().__init__(address, num_words if self._is_known else WORDS)
         self._position = ctypes.c_int.from_address(address + _WORD_BYTES * WORDS)
+        self._memory = _bytes_at(address)
         # It also discards a stored number.
         self._install = numpy_random().set_bit_generator if install is None else install
 
@@ -142,52 +107,31 @@ class NumpyTwister(_InMemory):
         """Set the generator to a state."""
         if self._is_known:
             self._memory[:] = self._rows[row]
-            self._position.value = self._begin
+            self._position.value = 0
         else:
             state = {"key": self.words[row], "pos": 0}
             self._generator.state = {"bit_generator": "MT19937", "state": state}
         self._install(self._generator)
 
 
-class TorchTwister(Twister):
+class TorchTwister:
     """A generator of torch; the global one of the CPU if None. On a GPU it is seeded."""
 
-    def __init__(self, generator: Any = None, num_words: int = WORDS) -> None:
-        self._generator: Any = torch.default_generator if generator is None else generator
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self._generator = torch.default_generator if generator is None else generator
         self._is_known = torch_is_known() and self._generator.device.type == "cpu"
-        place = torch_words_place() if self._is_known else None
-        num_words = WORDS if place is None else num_words
-        self._first = _no_word if place is None else _word_at(_memory_of(self._generator) + place)
-        self._expected: int | None = None
-        self._has_drawn_all = False
-        self.words = np.zeros((ROWS, num_words), dtype=np.uint64)
-        self._rows = rows_of(self.words)
-        self._state = _torch_state(WORDS - num_words + 1)
-        self._all = self._state.numpy().view(np.uint64)[_TORCH_HEADER : _TORCH_HEADER + WORDS]
-        self._memory = _bytes_of(self._all[WORDS - num_words :])
-        self._set = self._generator.set_state
-
-    def begin(self, words: np.ndarray) -> None:
-        if len(self._rows[0]) < len(_bytes_of(self._all)):
-            self._has_drawn_all = False
-            self._all[:] = words
-            self._set(self._state)
-            self._expected = self._first.value
+        states = np.tile(_torch_state().numpy(), (ROWS, 1))
+        self.words = states.view(np.uint64)[:, _TORCH_HEADER : _TORCH_HEADER + WORDS]
+        # Separate tensors: torch 2.13 crashes on a state that is a row of another tensor.
+        self._states = [torch.from_numpy(state) for state in states]
 
     def use(self, row: int) -> None:
         """Set the generator to a state."""
-        if not self._is_known:
+        if self._is_known:
+            self._generator.set_state(self._states[row])
+        else:
             first, second = self.words[row, :2].tolist()
             self._generator.manual_seed(first << 32 | second)
-            return
-        if self._first.value != self._expected:
-            self._has_drawn_all = True
-        self._memory[:] = self._rows[row]
-        self._set(self._state)
-
-    def has_drawn_all(self) -> bool:
-        is_few = self._expected is not None
-        return is_few and (self._has_drawn_all or self._first.value != self._expected)
 
 
 def python_memory() -> Any:
@@ -248,29 +192,13 @@ def _words_of_seed(seed: int) -> list[int]:
     return words
 
 
-def _torch_state(position: int) -> torch.Tensor:
-    """Return a state at a position from 1 on; zeros if it is not known where its words are."""
+def _torch_state() -> torch.Tensor:
+    """Return a state after one draw; zeros if it is not known where its words are."""
     if not torch_is_known():
         return torch.zeros(8 * (_TORCH_HEADER + WORDS), dtype=torch.uint8, device="cpu")
     generator = torch.Generator("cpu").manual_seed(0)
-    # It draws one number of 32 bits for each, and counts forwards and backwards.
-    torch.rand(position, generator=generator, device="cpu", dtype=torch.float32)
+    torch.rand((), generator=generator, device="cpu")
     return generator.get_state()
-
-
-@cache
-def torch_words_place() -> int | None:
-    """Return where the words are in the memory of torch's generator; None if that is not known."""
-    generator = torch.Generator("cpu").manual_seed(1)
-    words = np.array(_words_of_seed(1)[:16], dtype=np.uint32).tobytes()
-    # Its words alone are longer than what is read.
-    place = ctypes.string_at(_memory_of(generator), _WORD_BYTES * WORDS).find(words)
-    return None if place < 0 else place
-
-
-def _memory_of(generator: Any) -> int:
-    """Return the address of a generator of torch, in which its words are."""
-    return int(generator._cdata)
 
 
 def _read_python() -> bytes:
@@ -282,20 +210,17 @@ def _read_python() -> bytes:
 
 def python_generator() -> Any:
     """Return the generator behind the functions of ``random``."""
-    return random.random.__self__  # type: ignore[attr-defined]
+    return random.getstate.__self__  # type: ignore[attr-defined]
+
+
+def _bytes_at(address: int) -> memoryview:
+    """Return the memory of 624 words."""
+    return memoryview((ctypes.c_byte * (_WORD_BYTES * WORDS)).from_address(address)).cast("B")
 
 
 def rows_of(words: np.ndarray) -> list[memoryview]:
     """Return each row's memory. Copied as bytes, it takes half the time of NumPy's assignment."""
-    return [_bytes_of(row) for row in words]
-
-
-def _bytes_of(words: Any) -> memoryview:
-    return memoryview(words).cast("B")
-
-
-def _word_at(address: int) -> ctypes.c_uint32:
-    return ctypes.c_uint32.from_address(address)
+    return [memoryview(row).cast("B") for row in words]
 
 
 def _int_bytes(number: int) -> bytes:
@@ -368,39 +293,6 @@ def seed_device(seed: int) -> None:
     """Seed the global generators, including those of GPUs."""
     seed_all(seed)
     torch.cuda.manual_seed_all(seed)  # does nothing without a GPU
-
-
-_READ_STATE: tuple[tuple[Any, str], ...] = (
-    (random, "getstate"),
-    (np.random, "get_state"),
-    (torch, "get_rng_state"),
-    (torch.random, "get_rng_state"),
-)
-
-
-@contextmanager
-def noticed_reads() -> Iterator[list[str]]:
-    """Yield a list to which the functions are added that a script calls to read a state.
-
-    What is drawn from a copy, or before a state is restored, is not seen in a generator.
-    """
-    called: list[str] = []
-    originals = [getattr(module, name) for module, name in _READ_STATE]
-
-    def noting(read: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            called.append(read.__name__)
-            return read(*args, **kwargs)
-
-        return noted
-
-    for (module, name), read in zip(_READ_STATE, originals, strict=True):
-        setattr(module, name, noting(read))
-    try:
-        yield called
-    finally:
-        for (module, name), read in zip(_READ_STATE, originals, strict=True):
-            setattr(module, name, read)
 
 
 @contextmanager

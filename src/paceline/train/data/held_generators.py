@@ -27,7 +27,6 @@ from paceline.train.data.generator_states import (
     NumpyTwister,
     PythonTwister,
     TorchTwister,
-    Twister,
     numpy_random,
     python_generator,
     rows_of,
@@ -240,7 +239,7 @@ class _NumpySetter(NumpyTwister):
         self._users.__init__(kept)
 
 
-class _BitGeneratorSetter(Twister):
+class _BitGeneratorSetter:
     """Sets the state of NumPy's other bit generators by their public property."""
 
     def __init__(self, generator: Any) -> None:

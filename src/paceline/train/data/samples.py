@@ -12,9 +12,8 @@ sample are as random as the output of SHAKE, and word ``k`` of all samples as ra
 SplitMix64. The low half would be weak: its last bit is always 1. ``test_sample_states.py`` tests
 both.
 
-One product a word takes 0.5 µs for a generator and sample in a tight loop, copying as much again.
-So at first only 65 words are prepared. A generator that draws more replaces all its words, which is
-noticed, and the batch is loaded again with 624 words for each sample.
+One product a word takes 0.5 µs for a generator and sample in a tight loop. SplitMix64 for each word
+would take three times as long.
 """
 
 from __future__ import annotations
@@ -39,14 +38,12 @@ from paceline.train.data.generator_states import (
     Twister,
     changed_since,
     kept_state,
-    noticed_reads,
     seed_some,
     twister_of,
 )
 from paceline.train.data.held_generators import HeldGenerators
 from paceline.train.data.order import derive
 
-FEW_WORDS = 65  # prepared at first, of which torch draws one fewer
 _HALF = np.uint64(32)
 _MASK = (1 << 64) - 1
 
@@ -59,9 +56,6 @@ class SampleStates:
         self._epoch: int | None = None  # of which key and factors are
         self._key = 0
         self._factors = np.empty(0, dtype=np.uint64)
-        self._epoch_words = np.empty(0, dtype=np.uint32)  # of all samples, which draw none of them
-        self._has_widened = False
-        self.wide: set[str] = set()  # global generators of which all words are prepared
         # Allocated once: memory of this size is new at each allocation, and slow to write at first.
         self._products = np.empty((ROWS, WORDS), dtype=np.uint64)
         # Not shared with other loaders: a dataset may read another loader for a sample.
@@ -86,30 +80,15 @@ class SampleStates:
             self._begin(epoch)
         for name in names:
             if name not in self._twisters:
-                self._twisters[name] = twister_of(name, FEW_WORDS)
+                self._twisters[name] = twister_of(name)
         uses = [self._twisters[name].use for name in names]
         multipliers = mixed_numbers(self._key, _numbers_of(indices)) | np.uint64(1)
-        for name in names:
-            self._twisters[name].begin(self._epoch_words[self._rows[name]])
         for start in range(0, len(indices), ROWS):
             self._write_words(names, multipliers[start : start + ROWS, None])
             for row, index in enumerate(indices[start : start + ROWS]):
                 for use in uses:
                     use(row)
                 yield index
-        self.widen([name for name in names if self._twisters[name].has_drawn_all()])
-
-    def widen(self, names: Sequence[str]) -> None:
-        """Prepare all words of some generators from now on."""
-        for name in set(names) - self.wide:
-            self._twisters[name] = twister_of(name)
-            self.wide.add(name)
-            self._has_widened = True
-
-    def has_widened(self) -> bool:
-        """Return once whether samples have drawn more than was prepared; all is from now on."""
-        has_widened, self._has_widened = self._has_widened, False
-        return has_widened
 
     def _begin(self, epoch: int) -> None:
         self._epoch = epoch
@@ -118,7 +97,6 @@ class SampleStates:
         stream = source.digest(len(self._rows) * WORDS * 8)
         factors = np.frombuffer(stream, dtype="<u8").astype(np.uint64) | np.uint64(1)
         self._factors = factors.reshape(len(self._rows), WORDS)
-        self._epoch_words = (self._factors >> _HALF).astype(np.uint32)
 
     def _write_words(self, names: Sequence[str], multipliers: np.ndarray) -> None:
         for name in names:
@@ -230,7 +208,7 @@ class Samples(Dataset[Any]):
             while True:
                 samples = self._load_seeded(epoch, indices)
                 others = changed_since(before, except_for=self._drawn)
-                if not self._states.has_widened() and not others:
+                if not others:
                     return samples
                 self._drawn += others
 
@@ -248,12 +226,7 @@ class Samples(Dataset[Any]):
             return self._load(indices)
         dataset = self.dataset
         indices_in_turn = self._states.before_each(epoch, indices, self._drawn + held)
-        if self._states.wide.issuperset(self._drawn):
-            return [dataset[index] for index in indices_in_turn]
-        with noticed_reads() as reads:
-            samples = [dataset[index] for index in indices_in_turn]
-        self._states.widen(self._drawn if reads else ())
-        return samples
+        return [dataset[index] for index in indices_in_turn]
 
 
 class TensorReader:

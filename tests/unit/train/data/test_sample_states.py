@@ -9,12 +9,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 from paceline.train.data import generator_states, samples
 from paceline.train.data.generator_states import NAMES, kept_state
 from paceline.train.data.order import derive
-from paceline.train.data.samples import FEW_WORDS, Samples, SampleStates
+from paceline.train.data.samples import SampleStates
 
 MASK = (1 << 64) - 1
 
@@ -23,17 +22,6 @@ MASK = (1 << 64) - 1
 def _kept():
     with kept_state():
         yield
-
-
-@pytest.fixture(autouse=True)
-def _all_words(monkeypatch):
-    """Prepare all words of each sample, as for one that draws many."""
-    monkeypatch.setattr(samples, "FEW_WORDS", generator_states.WORDS)
-
-
-@pytest.fixture
-def _few_words(_all_words, monkeypatch):
-    monkeypatch.setattr(samples, "FEW_WORDS", FEW_WORDS)
 
 
 def words_by_definition(seed, epoch, index, name):
@@ -97,102 +85,6 @@ def test_the_words_are_drawn_one_after_another_and_then_replaced_as_in_any_twist
     assert found == expected[:700]
 
 
-NUM_FEW = FEW_WORDS - 1  # which each generator has
-
-
-@pytest.mark.usefixtures("_few_words")
-@pytest.mark.parametrize("name", NAMES)
-def test_few_words_are_the_first_of_all(name, monkeypatch):
-    few = SampleStates(3)
-    of_few = [
-        [DRAWS[name]() for _ in range(NUM_FEW)] for _ in few.before_each(1, range(70), (name,))
-    ]
-    assert not few.has_widened()
-    monkeypatch.setattr(samples, "FEW_WORDS", generator_states.WORDS)
-    all_words = SampleStates(3).before_each(1, range(70), (name,))
-    assert of_few == [[DRAWS[name]() for _ in range(NUM_FEW)] for _ in all_words]
-
-
-MORE = {
-    "one more": lambda name: [DRAWS[name]() for _ in range(FEW_WORDS + 1)],
-    "all and some": lambda name: [DRAWS[name]() for _ in range(634)],
-    "twice all": lambda name: [DRAWS[name]() for _ in range(1248)],
-    "seeds": lambda name: generator_states.seed_some([name], 7),
-}
-
-
-@pytest.mark.usefixtures("_few_words")
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("more", MORE)
-@pytest.mark.parametrize("which", [0, 33, 39])
-def test_a_sample_that_draws_more_is_noticed_once(name, more, which):
-    states = SampleStates(3)
-    for index in states.before_each(1, range(40), (name,)):
-        DRAWS[name]()
-        if index == which:
-            MORE[more](name)
-    assert states.has_widened()
-    for _ in states.before_each(1, range(40), (name,)):
-        MORE[more](name)
-    assert not states.has_widened()
-
-
-class DrawsUpTo(Dataset):
-    """Sample n draws n numbers of each generator."""
-
-    def __len__(self):
-        return 100
-
-    def __getitem__(self, index):
-        return [[draw() for _ in range(index)] for draw in DRAWS.values()]
-
-
-@pytest.mark.usefixtures("_few_words")
-def test_a_batch_with_a_sample_that_draws_more_is_loaded_again(monkeypatch):
-    batches = [range(10), range(50, 90), range(90, 100), range(20)]
-    found = Samples(DrawsUpTo(), seed=1)
-    few = [found.__getitems__((0, list(batch))) for batch in batches]
-    monkeypatch.setattr(samples, "FEW_WORDS", generator_states.WORDS)
-    expected = Samples(DrawsUpTo(), seed=1)
-    assert few == [expected.__getitems__((0, list(batch))) for batch in batches]
-
-
-READS = {
-    "python": lambda: random.setstate(random.getstate()),
-    "numpy": lambda: np.random.RandomState().set_state(np.random.get_state()),
-    "torch": lambda: torch.random.fork_rng(devices=[]).__enter__(),
-}
-
-
-@pytest.mark.usefixtures("_few_words")
-@pytest.mark.parametrize("name", NAMES)
-def test_a_sample_that_reads_a_state_gets_all_words(name):
-    class Reading(DrawsUpTo):
-        def __getitem__(self, index):
-            READS[name]()
-            return DRAWS[name]()
-
-    reading = Samples(Reading(), seed=1)
-    reading.__getitems__((0, [1, 2]))
-    assert reading._states.wide == {name}
-    assert random.getstate.__self__ is random.random.__self__
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("num_words", [FEW_WORDS, generator_states.WORDS])
-def test_words_do_not_depend_on_the_default_type(monkeypatch, dtype, num_words):
-    monkeypatch.setattr(samples, "FEW_WORDS", num_words)
-    expected = [DRAWS["torch"]() for _ in SampleStates(3).before_each(1, range(5), ("torch",))]
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        found = [DRAWS["torch"]() for _ in SampleStates(3).before_each(1, range(5), ("torch",))]
-    finally:
-        torch.set_default_dtype(before)
-    assert found == expected
-    assert len(set(found)) == 5
-
-
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 100])
 def test_the_state_of_one_generator_depends_neither_on_the_others_nor_on_the_batch(length):
     indices = list(range(length))
@@ -229,7 +121,6 @@ def test_the_memory_is_known_here_and_another_layout_is_noticed(monkeypatch):
         generator_states.numpy_is_known,
         generator_states.torch_is_known,
     )
-    assert generator_states.torch_words_place() is not None
     assert [check() for check in checks] == [True] * 3
     read_python, read_bytes = generator_states._read_python, ctypes.string_at
     monkeypatch.setattr(generator_states, "_read_python", lambda: bytes(4) + read_python())
