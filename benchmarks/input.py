@@ -12,8 +12,8 @@ random numbers are a function of the sample.
 "shapes": ``session.loader`` beside torch's DataLoader on the same dataset with the same workers,
 both kept between epochs. "of 32 numbers" is the worst case, since a sample takes only some times
 as long as its generators' states; "pictures" is the crop and the flip, drawn one by one. A stream
-divides itself among torch's workers, while each of ours reads all of it unless ``sharded_by_worker``. With
-one worker both read the same, so what is lost with two is the division.
+divides itself among torch's workers, while each of ours reads all of it, unless it is
+``sharded_by_worker``. With one worker both read the same, so what is lost with two is the division.
 
 "memory": two ranks load the same arrays; the sum of their proportional set sizes (PSS) counts a
 page that both share once.

@@ -288,7 +288,7 @@ def _raised(
 ) -> tuple[Failure | None, BaseException | None]:
     """Return the first exception of the last start: as recorded, and as an object if possible."""
     recorded = [
-        (failure, int(path.name.split(".")[0].removeprefix("rank-")))
+        (failure, _rank_of(path))
         for path in _error_files(run_dir)
         if (failure := evidence.read_failure(path)) is not None
     ]
@@ -302,6 +302,10 @@ def _error_files(run_dir: RunDir) -> list[Path]:
     pattern = run_dir.error(0, run_dir.next_attempt() - 1).name.replace("000", "*", 1)
     others = ".attempt-" if ".attempt-" not in pattern else "\0"
     return [path for path in run_dir.error(0).parent.glob(pattern) if others not in path.name]
+
+
+def _rank_of(path: Path) -> int:
+    return int(path.name.split(".")[0].removeprefix("rank-"))
 
 
 def _unpickled(path: Path, load: Callable[[Path], Any]) -> BaseException | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import Finding, SetupError
-from paceline.launch.monitor import bottleneck, memory_growth
+from paceline.launch.monitor import bottleneck
 from paceline.launch.monitor.bottleneck import RunFacts
 from paceline.rundir import events, files, identity
 from paceline.rundir.files import RunDir
@@ -124,9 +124,8 @@ def with_rates(description: Mapping[str, Any], *, now_s: float, script: str = ""
 def _findings(description: Mapping[str, Any], script: str) -> list[Finding]:
     facts = RunFacts.of_ranks(description["ranks"], num_steps=description["steps"], script=script)
     hint = bottleneck.finding_of(description["step"], facts)
-    growth = memory_growth.finding_of(description["ranks"])
-    starved = bottleneck.starved(description["ranks"])
-    return [finding for finding in (hint, growth, starved) if finding is not None]
+    of_ranks = bottleneck.hints_of_ranks(description["ranks"])
+    return of_ranks if hint is None else [hint, *of_ranks]
 
 
 def _loop_left_s(first: Mapping[str, Any], batches_per_s: float) -> float | None:

@@ -81,11 +81,13 @@ _PUNCTUATION = re.compile(r"[\[({<>)}\],;:.=|]*")
 def hidden(words: Sequence[str]) -> tuple[str, ...]:
     """Return the words of a command line with its secrets hidden."""
     return tuple(
-        hidden_value(option, word)
-        if option.startswith("-") and "=" not in option
-        else hidden_in(word)
+        hidden_value(option, word) if _has_value(option) else hidden_in(word)
         for option, word in zip(("", *words), words, strict=False)
     )
+
+
+def _has_value(option: str) -> bool:
+    return option.startswith("-") and "=" not in option
 
 
 def hidden_value(name: str, value: str) -> str:

@@ -169,12 +169,8 @@ class Redactor:
             self._without_secrets(TERMINAL_CODE.sub("", text))
             self._users.update(_HOMES.findall(text), _USERS.findall(text))
             for pattern in _HOSTS:
-                hosts = (host.partition(":")[0] for host in pattern.findall(text))
-                self._hosts.update(host.rstrip(".") for host in hosts)
-        long = (
-            secret for secret in self._labels.get(SECRET, ()) if len(secret) >= _SHORTEST_SECRET
-        )
-        telling = (secret for secret in long if not secret.isalpha())  # no word such as "required"
+                self._hosts.update(_without_port(host) for host in pattern.findall(text))
+        telling = filter(_is_telling, self._labels.get(SECRET, ()))
         self._secrets.update(itertools.islice(telling, _MOST_LEARNED))
         self.counts.clear()
 
@@ -239,6 +235,15 @@ def _spellings(secret: str) -> tuple[str, ...]:
 
 def _in_json(text: str) -> str:
     return json.dumps(text)[1:-1]
+
+
+def _is_telling(secret: str) -> bool:
+    """Return whether a secret can be looked for alone: it is not a word such as ``required``."""
+    return len(secret) >= _SHORTEST_SECRET and not secret.isalpha()
+
+
+def _without_port(host: str) -> str:
+    return host.partition(":")[0].rstrip(".")
 
 
 def _is_name(name: str) -> bool:

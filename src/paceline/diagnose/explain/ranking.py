@@ -185,8 +185,8 @@ def _merged(reported: Sequence[Finding], inferred: Sequence[Finding]) -> list[Fi
     names = {finding.name for finding in reported}
     others = [finding for finding in inferred if finding.name not in names]
     uncertain = all(finding.name in _UNCERTAIN for finding in others)
-    is_hint = bool(reported) and reported[0].severity == "hint"
-    if reported and (reported[0].severity == "error" or (uncertain and not (is_hint and others))):
+    severity = reported[0].severity if reported else ""  # a hint explains no failure
+    if severity == "error" or (severity == "warning" and uncertain):
         return [*reported, *map(_consequence, others)]
     return [*others, *reported]
 

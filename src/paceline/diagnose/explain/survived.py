@@ -89,8 +89,7 @@ def _continued(candidate: Candidate, steps: Sequence[_Step], scanned: Scanned) -
     """Return whether the process with the fault, or the run as a whole, continued training."""
     if candidate.last == _UNKNOWN:
         return False
-    ends = [match.line for match in scanned.of("success") if match.line.number > candidate.last]
-    if any(line.source in ("", candidate.source) for line in ends):
+    if any(_ended_well(match.line, candidate) for match in scanned.of("success")):
         return True
     if candidate.name in _LASTING:
         return False
@@ -107,6 +106,10 @@ def _passed(candidate: Candidate, scanned: Scanned) -> bool:
     """Return whether the next lines say that the program skips the failed part or tries again."""
     reach = range(candidate.last, candidate.last + _PASSED_REACH)
     return any(match.line.number in reach for match in scanned.of("passed-over"))
+
+
+def _ended_well(line: Line, candidate: Candidate) -> bool:
+    return line.number > candidate.last and line.source in ("", candidate.source)
 
 
 def _num_after(steps: Sequence[_Step], number: int) -> int:
@@ -159,9 +162,12 @@ def drop_overcome(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Can
     return [
         candidate
         for candidate in candidates
-        if last_step <= candidate.last
-        or not (candidate.tier in _WARNINGS or candidate.name == "peer-rank-died")
+        if last_step <= candidate.last or not _may_be_overcome(candidate)
     ]
+
+
+def _may_be_overcome(candidate: Candidate) -> bool:
+    return candidate.tier in _WARNINGS or candidate.name == "peer-rank-died"
 
 
 def drop_recovered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:

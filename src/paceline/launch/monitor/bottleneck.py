@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import Finding
-from paceline.launch.monitor import step_parts
+from paceline.launch.monitor import memory_growth, step_parts
 from paceline.text.wording import milliseconds
 
 DATA, COMMUNICATION = "data-bound", "communication-bound"
@@ -88,6 +88,16 @@ def finding_of(step: Mapping[str, Any] | None, run: RunFacts) -> Finding | None:
         fix=_advice(name, run),
         severity="hint",
     )
+
+
+def hints_of_ranks(ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Return what is found about single ranks: memory that grows, and a wait for a CPU.
+
+    Args:
+        ranks: What the speed log describes of each rank.
+    """
+    findings = memory_growth.finding_of(ranks), starved(ranks)
+    return [finding for finding in findings if finding is not None]
 
 
 def starved(ranks: Sequence[Mapping[str, Any]]) -> Finding | None:

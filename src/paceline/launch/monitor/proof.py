@@ -222,13 +222,17 @@ def _ended(by_rank: Mapping[int, Stand]) -> HangProof | None:
     ranks, destroyed = set[int](), set[int]()
     for stand, call in _waiting(by_rank):
         others = _others(by_rank, stand, call)
-        away = [other for other in others if call.group in other.destroyed]
-        left = {other.rank for other in away if other.has_not_called(call)}
+        left = {other.rank for other in others if _has_left(other, call)}
         gone = left | {other.rank for other in others if other.ended}
         if gone:
             ranks |= {stand.rank, *gone}
             destroyed |= left
     return HangProof(frozenset(ranks), destroyed=frozenset(destroyed)) if ranks else None
+
+
+def _has_left(other: Stand, call: Call) -> bool:
+    """Return whether a rank has destroyed the group of a collective without having called it."""
+    return call.group in other.destroyed and other.has_not_called(call)
 
 
 def odd_pair(calls: Mapping[int, Call]) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from typing import Any
 from paceline.counters import SharedCounters
 from paceline.errors import Finding
 from paceline.launch.channel.control_channel import ControlChannel
-from paceline.launch.monitor import bottleneck, memory_growth, rare_delays, stage_times, timed_steps
+from paceline.launch.monitor import bottleneck, rare_delays, stage_times, timed_steps
 from paceline.launch.monitor.attempt import WatchedRanks
 from paceline.launch.monitor.memory_growth import MemoryHistory
 from paceline.launch.monitor.timed_steps import Durations, TimedSteps
@@ -252,11 +252,11 @@ class SpeedLog:
         if nodes:
             speed = self._join(list(nodes.values()))
             self._write(speed)
-            for judge in (memory_growth.finding_of, bottleneck.starved):
-                finding = None if self._finding else judge(speed["ranks"])
-                if finding is not None and finding.name not in self._said:  # said once
-                    self._said.add(finding.name)
-                    self._finding = finding
+            hints = bottleneck.hints_of_ranks(speed["ranks"])
+            unsaid = [hint for hint in hints if hint.name not in self._said]
+            if unsaid and self._finding is None:
+                self._finding = unsaid[0]
+                self._said.add(unsaid[0].name)
 
     def _write(self, speed: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):

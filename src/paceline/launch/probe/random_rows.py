@@ -128,9 +128,7 @@ class RandomRows(TorchDispatchMode):
         """Return the numbers that the rows of this pass had in the whole batch."""
         values = [self._rows_of(*pair) for pair in zip(whole.results, draw.results, strict=True)]
         known = [value for value in values if value is not None]
-        draws_rows = draw.name == "multinomial" and len(draw.shape or ()) == 1
-        draws_rows &= draw.shape != whole.shape  # rows, and not a number for each of them
-        is_same_call = draw.numbers == whole.numbers and not draws_rows
+        is_same_call = draw.numbers == whole.numbers and not _draws_rows(draw, whole)
         if is_same_call and len(known) == len(values):
             if isinstance(out, torch.Tensor):
                 return out.copy_(known[0])  # in place, some operations return an argument
@@ -163,6 +161,11 @@ class RandomRows(TorchDispatchMode):
 
     def _doubt(self, name: str) -> None:
         self.doubt = self.doubt or f"a random operation ({name}) in {self.last_place}"
+
+
+def _draws_rows(draw: _Draw, whole: _Draw) -> bool:
+    """Return whether an operation draws rows, and not a number for each of them."""
+    return draw.name == "multinomial" and len(draw.shape or ()) == 1 and draw.shape != whole.shape
 
 
 def _draw_of(name: str, args: Any, out: Any) -> _Draw:

@@ -16,7 +16,7 @@ from paceline.measure.tune.measured import LEAST_ROUNDS, Measured, TrialLimits
 _COLUMN = 44
 _WIDE = 0.15  # half of an interval as a share of its value
 _NOTABLE_SHARE = 0.1  # of a step that still waits for data with the best setting
-_MOSTLY_IDLE = 0.5  # share of busy CPUs below which workers mostly wait for something else
+_MOSTLY_IDLE = 0.5  # share of busy CPUs below which most are idle
 
 
 @dataclass(frozen=True)

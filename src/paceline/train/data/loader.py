@@ -335,8 +335,9 @@ class Loader:
                 fix="replace it before the loop over it, at the start of an epoch",
             )
         former.release()
-        if former.state_dict()["done"]:
-            self._source.return_to(former.state_dict())
+        place = former.state_dict()
+        if place["done"]:
+            self._source.return_to(place)
         self._position, self._length, self._with_grad, self.training_loops = former.past()
 
     def past(self) -> tuple[LoaderPosition, int, Iteration | None, int]:

@@ -302,8 +302,8 @@ class WorkerStart:
         elif info is not None:
             stream: Any = info.dataset
             stream.worker = (info.id, info.num_workers)
-            shown = {} if stream.is_divided else {"id": 0, "num_workers": 1}
-            loading._worker_info = _changed(info, dataset=stream.dataset, **shown)
+            numbers = {} if stream.is_divided else {"id": 0, "num_workers": 1}
+            loading._worker_info = _changed(info, dataset=stream.dataset, **numbers)
             worker = loading._worker_info.id  # the user's function may divide data by it
             _renew_locks()
         if self._user is not None:

@@ -44,7 +44,7 @@ class Piece(NamedTuple):
     mark: Mark | None = None
     # rows or labels of the collated batch whose number per sample is not one
     unit: Unit | None = None
-    worker: int = 0  # of those among which the stream divides itself, the one that has read it
+    worker: int = 0  # number of the worker that has read it
 
 
 class Stream(IterableDataset[Piece]):
@@ -68,20 +68,24 @@ class Stream(IterableDataset[Piece]):
     ) -> None:
         self.dataset = dataset
         self._is_counted, self._is_compared = is_counted, is_compared
-        # Shared memory, because workers may outlive an epoch: the epoch's number, and samples to
-        # skip.
-        self.at = torch.zeros(2, dtype=torch.int64).share_memory_()
+        # Shared memory, because workers may outlive an epoch: the epoch's number, samples to skip,
+        # and the worker that serves the first batch.
+        self.at = torch.zeros(3, dtype=torch.int64).share_memory_()
         self._seed, self._batch_size, self._last, self._collate = seed, batch_size, last, collate
         self._rank, self._world_size = rank, world_size
         self._share_of_seed = share_of_seed
         # number of the worker that reads the stream, and the number of workers
         self.worker = (0, 1)
         self.is_divided = num_parts > 0
-        # of a stream that divides itself: samples that each worker has served, and whose turn it is
-        self.parts = torch.zeros(num_parts + 1, dtype=torch.int64).share_memory_()
+        # samples that each worker has served, if the stream divides itself among them
+        self.parts = torch.zeros(num_parts, dtype=torch.int64).share_memory_()
+
+    def _kept(self) -> tuple[int, int]:
+        """Return which of its batches a worker keeps: the first, and one in how many."""
+        return (0, 1) if self.is_divided else self.worker
 
     def __iter__(self) -> Iterator[Piece]:
-        epoch, skip = self.at.tolist()
+        epoch, skip, _ = self.at.tolist()
         seed = derive("stream", self._seed, epoch, self._share_of_seed)
         part, _ = self.worker
         if self.is_divided:
@@ -102,8 +106,8 @@ class Stream(IterableDataset[Piece]):
         streams.
         """
         worker, _ = self.worker
-        first, stride = (0, 1) if self.is_divided else self.worker
-        if self.is_divided and worker < self.parts[-1]:
+        first, stride = self._kept()
+        if worker < self.at[2]:
             yield Piece(0, 0, False, None, 0)  # torch begins with worker 0, whose turn is later
         for number, piece in enumerate(pieces if self.is_divided else _unseen_worker(pieces)):
             if self._collate is collate_samples:  # draws no random numbers
@@ -116,14 +120,14 @@ class Stream(IterableDataset[Piece]):
             yield piece._replace(batch=batch, unit=unit, worker=worker)
 
     def _pieces(self, epoch: int, skip: int) -> Iterator[Piece]:
-        worker, num_workers = self.worker
+        first, stride = self._kept()
         if callable(getattr(self.dataset, "set_epoch", None)):
             self.dataset.set_epoch(epoch)
         batches = _grouped(itertools.islice(iter(self.dataset), skip, None), self._batch_size)
         if self._last == "drop":
             batches = (batch for batch in batches if len(batch) == self._batch_size)
         for number, (samples, is_last) in enumerate(with_end(batches)):
-            if self.is_divided or number % num_workers == worker:
+            if number % stride == first:
                 mine = share(len(samples), rank=self._rank, world_size=self._world_size)
                 read = samples[mine.start : mine.stop] or samples[:1]
                 mark = mark_of(samples) if self._is_compared and is_due(number) else None

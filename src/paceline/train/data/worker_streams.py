@@ -77,7 +77,8 @@ class WorkerStreamBatches(StreamBatches):
         loop = self._loop = _Loop(place["workers"], place["turn"], [start])
         if torch.is_grad_enabled():
             self._training = loop
-        self._stream.parts[:] = torch.tensor([*loop.before, loop.turn])
+        self._stream.parts[:] = torch.tensor(loop.before)
+        self._stream.at[2] = loop.turn
         _, served = super()._begin(epoch, start)
         world = self._context.world
         shard = Shard(GivenBatches(loop.ends), world.rank, world.world_size)

@@ -202,7 +202,11 @@ def read_trials(
 def _worse(one: PeerTrial | None, other: PeerTrial) -> PeerTrial:
     if one is None:
         return other
-    # The worst is first; one that is not listed is better than all.
-    outcome = min(one.outcome, other.outcome, key=lambda word: [*_OUTCOMES, word].index(word))
+    outcome = min(one.outcome, other.outcome, key=_badness)
     rates = [trial.gigabytes_per_s for trial in (one, other) if trial.gigabytes_per_s is not None]
     return PeerTrial(outcome, min(rates, default=None))
+
+
+def _badness(outcome: str) -> int:
+    """Return the position of an outcome among all outcomes, from the worst to the best."""
+    return _OUTCOMES.index(outcome) if outcome in _OUTCOMES else len(_OUTCOMES)

@@ -10,6 +10,8 @@ from paceline.diagnose.lint.job.sbatch_options import SBATCH, canonical, takes_v
 _DIRECTIVE = "#SBATCH"
 _LOWER = re.compile(r"#sbatch\s+(-.*)", re.IGNORECASE)
 
+_TEXTS = ("account", "comment", "job-name", "mail-user", "wckey")  # may be empty behind "="
+
 
 @dataclass(frozen=True)
 class Directive:
@@ -120,13 +122,11 @@ def split(text: str) -> tuple[list[str], bool]:
     return words, not quote
 
 
-_MAY_BE_EMPTY = ("account", "comment", "job-name", "mail-user", "wckey")  # any text, also none
-
-
 def _long(word: str, following: list[str], number: int, target: list[Directive]) -> int:
     typed, equals, value = word[2:].partition("=")
     name = canonical(typed)
-    needs = takes_value(name or typed) and not (equals and name in _MAY_BE_EMPTY)
+    is_text = bool(equals) and name in _TEXTS
+    needs = takes_value(name or typed) and not is_text
     if equals or not needs:
         # an unknown option takes its value along, so that one mistake is reported once
         follows = not equals and not name and following[:1] and not following[0].startswith("-")

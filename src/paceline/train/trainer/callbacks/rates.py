@@ -81,11 +81,14 @@ class LearningRateMonitor(Callback):
             key = name if len(groups) == 1 else f"{name}/{group.get('name', f'pg{number}')}"
             values[key] = float(group["lr"])
             if self.log_momentum:
-                beta, *_ = group.get("betas", (0.0,))
-                values[f"{key}-momentum"] = float(group.get("momentum", beta))
+                values[f"{key}-momentum"] = float(group.get("momentum", _first_beta(group)))
             if self.log_weight_decay:
                 values[f"{key}-weight_decay"] = float(group.get("weight_decay", 0))
         return values
+
+
+def _first_beta(group: dict[str, Any]) -> float:
+    return float(group["betas"][0]) if "betas" in group else 0.0
 
 
 def _named(trainer: Any) -> list[tuple[str, torch.optim.Optimizer, str]]:

@@ -138,10 +138,10 @@ def local_rank_argument_unknown(script: Script) -> Iterator[Finding]:
     argparse does not accept as --local_rank.
     """
     # DeepSpeed's launcher still passes --local_rank.
-    knows = script.roots & (DOES_IT_ALL | {"deepspeed"}) or "deepspeed" in " ".join(script.imports)
+    passes = script.roots & (DOES_IT_ALL | {"deepspeed"}) or "deepspeed" in " ".join(script.imports)
     # What parses it and passes all arguments on may replace it there, as many projects do.
     attributes = {node.attr for node in script.nodes if isinstance(node, ast.Attribute)}
-    if knows or "local_rank" not in attributes or "torch" not in script.roots:
+    if passes or "local_rank" not in attributes or "torch" not in script.roots:
         return
     # A script that knows what current launchers pass or set keeps the old option for old ones.
     current = ("LOCAL_RANK", "--local-rank", "--use-env")
