@@ -43,6 +43,8 @@ class WorldBench:
     hosts: Mapping[int, str]  # host by rank
     # durations of stages in nanoseconds by step and rank, for each start of the script
     rounds: Sequence[Round]
+    # CPU time that the threads of a rank take in a step, in seconds; 0 if unknown
+    cpu_s_per_step: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the steps as plain data, in microseconds."""
@@ -51,6 +53,7 @@ class WorldBench:
             "samples_per_step": self.samples_per_step,
             "hosts": {str(rank): host for rank, host in self.hosts.items()},
             "rounds": [timed_steps.to_json(steps) for steps in self.rounds],
+            "cpu_s_per_step": self.cpu_s_per_step,
         }
 
     @classmethod
@@ -61,6 +64,7 @@ class WorldBench:
             samples_per_step=int(values["samples_per_step"]),
             hosts={int(rank): str(host) for rank, host in values["hosts"].items()},
             rounds=[timed_steps.from_json(steps) for steps in values["rounds"]],
+            cpu_s_per_step=float(values.get("cpu_s_per_step", 0.0)),
         )
 
 

@@ -13,6 +13,7 @@ import json
 import secrets
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -110,6 +111,8 @@ class TrialResult:
     exit_status: int = 0  # exit status of ``paceline run``
     seconds: float = 0.0  # duration of the trial, with the start of the script
     samples_per_step: int = 0  # samples of an optimizer step over all ranks; 0 if unknown
+    # CPU time that the threads of a rank take in a step, in seconds; 0 if unknown
+    cpu_s_per_step: float = 0.0
     hosts: Mapping[int, str] = field(default_factory=dict)  # host by rank
     # loss of the last timed steps by step, the mean over the ranks
     losses: Mapping[int, float] = field(default_factory=dict)
@@ -145,6 +148,7 @@ def run(trial: Trial, tick: Callable[[], None] = lambda: None) -> TrialResult:
         exit_status=EXIT_FAILED if status is None else status,
         seconds=seconds,
         samples_per_step=round(samples * first.get("batches_per_step", 0)),
+        cpu_s_per_step=statistics.fmean(of_rank.get("cpu_s_per_step", 0.0) for of_rank in facts),
         hosts={end["rank"]: end["host"] for end in ends},
         losses=_mean_losses(facts),
         gradient_bytes=first.get("gradient_bytes"),

@@ -16,7 +16,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable
-from time import monotonic_ns
+from time import monotonic_ns, process_time_ns
 from typing import Any
 
 from paceline import counters
@@ -49,6 +49,9 @@ class StageClock:
         self._times_all = times_all
         # batches of each timed step, if all are timed: several if it accumulates gradients
         self.fetches: list[int] = []
+        # number of steps, and CPU time so far of this rank's threads; where the early steps begin,
+        # if all are timed
+        self.cpu_ns_at = (0, 0)
         self._marks: list[Any] = []
         self._stages: list[int] = []
         self._totals = [0] * 6  # by stage, of marks that were added up already
@@ -79,6 +82,8 @@ class StageClock:
         if self._step:
             self._finish()
         every = 1
+        if self._times_all and steps <= EARLY.start:
+            self.cpu_ns_at = (steps, process_time_ns())
         if not self._times_all:
             every = choose_every(step_ns, CUDA_COST_NS if on_gpu else WALL_COST_NS)
         self._mark = _event if on_gpu else monotonic_ns

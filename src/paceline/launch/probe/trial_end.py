@@ -52,7 +52,7 @@ def end_rank(slot: memoryview[int], stages: StageClock) -> NoReturn:
     _synchronise_gpu()
     stages.close()
     with contextlib.suppress(OSError):
-        _write_facts(slot, stages.fetches)
+        _write_facts(slot, stages)
     leave(slot)
 
 
@@ -75,17 +75,20 @@ def _synchronise_gpu() -> None:
         cuda.synchronize()
 
 
-def _write_facts(slot: memoryview[int], fetches: list[int]) -> None:
+def _write_facts(slot: memoryview[int], stages: StageClock) -> None:
     """Write what only this process knows into the run folder."""
     folder, rank = env.read(env.RUN_DIR), env.read(env.RANK)
     if folder is None or rank is None:
         return
-    losses = counters.losses_in(slot)
+    losses, fetches = counters.losses_in(slot), stages.fetches
+    first_step, first_ns = stages.cpu_ns_at
+    cpu_s, num_steps = 1e-9 * (time.process_time_ns() - first_ns), slot[counters.STEPS] - first_step
     finite = {str(step): loss for step, loss in sorted(losses.items()) if math.isfinite(loss)}
     facts = {
         "losses": finite,
         "samples_per_batch": slot[counters.BATCH_SAMPLES],
         "batches_per_step": statistics.median(fetches) if fetches else 0,
+        "cpu_s_per_step": cpu_s / num_steps if num_steps else 0.0,
         "applied": ddp_settings.applied(),
         **_describe_gradients(),
     }

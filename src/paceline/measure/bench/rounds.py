@@ -191,6 +191,7 @@ def _world(results: list[TrialResult], first: int) -> WorldBench:
         samples_per_step=results[0].samples_per_step,
         hosts=results[0].hosts,
         rounds=[_after(result, first) for result in results],
+        cpu_s_per_step=statistics.fmean(result.cpu_s_per_step for result in results),
     )
 
 

@@ -46,6 +46,7 @@ class WorldTimes:
     samples_per_step: float  # samples of all ranks in a step; 0 if unknown
     rounds: tuple[tuple[TimedStep, ...], ...]  # steps by round
     is_synchronised: bool  # whether ranks leave the exchange together
+    cpu_s: float  # CPU time that the threads of a rank take in a step; 0 if unknown
 
     @property
     def blocks(self) -> list[tuple[TimedStep, ...]]:
@@ -150,6 +151,7 @@ def _world(ranks: int, world: WorldBench) -> WorldTimes:
         samples_per_step=world.samples_per_step,
         rounds=tuple(tuple(map(_summary, steps)) for steps in rounds if len(steps) > 1),
         is_synchronised=stage_times.are_synchronised(all_steps),
+        cpu_s=world.cpu_s_per_step,
     )
 
 

@@ -1,6 +1,7 @@
 """Fit the model of a step's time to a bench. Pure.
 
 step = mean of the slowest rank's own work + communication that backward does not hide
+     + what it waits for CPUs, where more ranks of a node share them than in the bench
 
 The links are fitted so that the communication of the measured world sizes is reproduced. Several of
 them determine latency and bandwidth; with one, the latency comes from ``bench network`` if it was
@@ -72,6 +73,7 @@ class Model:
     single_step_s: float | None  # measured step of one rank; None if none was measured
     single_samples: float  # samples of that step
     steady_share: float  # share of the differences between ranks that another batch does not change
+    shared_cpus: SharedCpus  # CPUs of a node
 
     def step_s(self, world: int) -> float:
         """Return the mean time of a step of ``world`` ranks."""
@@ -80,7 +82,8 @@ class Model:
         factor = self._work_factor(world)
         spread_factor = factor + (1 - factor) * self.steady_share
         own_s = self.work.mean_s * factor + self.work.differences.excess_s(world) * spread_factor
-        return own_s + self.exchange.exposed_s(self.network, world, self.backward_s * factor)
+        alone_s = own_s + self.exchange.exposed_s(self.network, world, self.backward_s * factor)
+        return self.shared_cpus.step_s(alone_s, min(world, self.network.ranks_per_node), factor)
 
     def samples(self, world: int) -> float:
         """Return the samples of a step of ``world`` ranks."""
@@ -100,6 +103,26 @@ class Model:
             return 1.0
         share = self.fixed_s / self.work.mean_s
         return share + (1 - share) * self.global_batch / world / self.samples_per_rank
+
+
+@dataclass(frozen=True)
+class SharedCpus:
+    """The CPUs of a node, for which ranks wait that are more than them."""
+
+    cpus: int  # of a node; 0 if unknown
+    measured: int  # most ranks of a node that were measured
+    cpu_s: float  # CPU time that a rank takes in a step
+    # share of their CPU time that ranks need at the same moment: 1 if all of it, as after an
+    # exchange, which releases them together
+    together: float
+
+    def step_s(self, alone_s: float, ranks: int, factor: float) -> float:
+        """Return the seconds of a step, of ``alone_s`` if each rank of a node had its own CPU."""
+        if ranks <= self.measured or not self.cpus:
+            return alone_s
+        waiting = max(0, ranks - max(self.measured, self.cpus)) / self.cpus
+        needed_s = self.cpu_s * factor
+        return max(alone_s + self.together * waiting * needed_s, needed_s * ranks / self.cpus)
 
 
 # Seconds of a message without bytes, where nothing determines it: NVLink to TCP between threads.
@@ -157,6 +180,9 @@ class Fitter:
             single_step_s=single.step_s if single else None,
             single_samples=bench.worlds[1].samples_per_step or 1.0 if single else 0.0,
             steady_share=draw.within(0.0, 1.0),
+            shared_cpus=SharedCpus(
+                bench.cpus, self._measured_per_node, bench.largest.cpu_s, draw.within(0.0, 1.0)
+            ),
         )
 
     def _drawn_means(self, ranks: int, draw: Draw) -> WorldMeans:

@@ -273,10 +273,13 @@ def _of_nodes(bench: Bench, ranks_per_node: int, has_bounds: bool) -> Iterator[s
         )
     most = measured_per_node(bench)
     if ranks_per_node > most:
-        cpus = f"its {bench.cpus} CPUs" if bench.cpus else "CPUs"
+        left_out, included = "memory, CPUs, power", ""
+        if bench.cpus and bench.largest.cpu_s:
+            left_out = "memory, power"
+            included = f"; their waits for its {bench.cpus} CPUs are estimated"
         yield (
             f"At most {most} ranks were measured on one node: what {ranks_per_node} ranks take from"
-            f" each other there (memory, {cpus}, power) is not included."
+            f" each other there ({left_out}) is not included{included}."
         )
 
 

@@ -130,6 +130,34 @@ def test_more_ranks_on_a_node_than_measured_are_pointed_out():
     assert any("take from each other" in note for note in forecast.notes)
 
 
+@pytest.mark.parametrize(
+    ("cpus", "cpu_s", "least_s", "most_s"),
+    [
+        (0, 0.1, 0.0, 0.0),  # unknown
+        (8, 0.1, 0.0, 0.0),  # one for each rank
+        (4, 0.02, 0.005, 0.02),  # two ranks for each: one may wait for another
+        (4, 0.3, 0.35, 0.65),  # 8 * 0.3 s on 4 CPUs take 0.6 s, which is more than a step of 0.2
+    ],
+)
+def test_ranks_that_are_more_than_the_cpus_of_a_node_wait_for_them(cpus, cpu_s, least_s, most_s):
+    values = bench(Truth(spread_s=1e-4, bytes_per_s=1e9), one_node=True)
+
+    def step_s(seconds, **shared):
+        for world in values["worlds"].values():
+            world["cpu_s_per_step"] = seconds
+        forecast = predict({**values, **shared}, worlds=[8], ranks_per_node=8)
+        (point,) = forecast.points
+        steps_s = [8 * 64 / speed for speed in (point.high, point.samples_per_s, point.low)]
+        return steps_s, any("their waits for" in note for note in forecast.notes)
+
+    (low, value, high), _ = step_s(0.0)
+    (low_shared, value_shared, high_shared), is_said = step_s(cpu_s, cpus=cpus)
+    assert is_said == bool(cpus)
+    assert least_s <= value_shared - value <= most_s
+    assert low_shared >= low
+    assert 0.9 * (value_shared - value) <= high_shared - high <= most_s
+
+
 def test_a_link_inside_a_node_that_was_never_measured_is_pointed_out():
     def says_so(**options):
         return any("alone on a node" in note for note in predict(bench(), **options).notes)
