@@ -91,6 +91,7 @@ LIGHTNING_PARTS = {
     "imports": "Other modules and names",
     "removed hooks": "Hooks that Lightning 2 has removed",
     "removed arguments": "Arguments of the Trainer that Lightning 2 has removed",
+    "removed attributes": "Attributes and methods of the Trainer that Lightning 2 has removed",
 }
 
 

@@ -217,12 +217,13 @@ def _of_or(parts: Sequence[tuple[ast.expr, Sides | None]]) -> Sides | None:
 
 
 def _of_comparison(names: Names, test: ast.Compare) -> Sides | None:
-    rank, op, other = test.left, test.ops[0], test.comparators[0]
-    if _is_rank(names, other) and not _is_rank(names, rank):
+    op = test.ops[0]
+    rank, other = _meant(names, test.left), _meant(names, test.comparators[0])
+    if is_rank(names, other) and not is_rank(names, rank):
         rank, op, other = other, _MIRRORED.get(type(op), op), rank
     if isinstance(rank, ast.BinOp) and isinstance(rank.op, ast.Mod):
         rank = rank.left
-    if not _is_rank(names, rank) or _is_rank(names, other):
+    if not is_rank(names, rank) or is_rank(names, other):
         return None
     one = Sides("one", "rest", _scope(rank), _sure(rank))
     if isinstance(op, ast.In | ast.NotIn):
@@ -265,6 +266,26 @@ def _by_number(op: ast.cmpop, value: int, one: Sides) -> Sides | None:
     return one if (type(op), value) in below_1 else None
 
 
+def _meant(names: Names, node: ast.expr) -> ast.expr:
+    """Return the rank that a name such as ``r`` stands for; else the expression itself.
+
+    Constants may be assigned to it as well, for a run of one process.
+    """
+    if not isinstance(node, ast.Name) or is_rank(names, node) or _is_counted(names, node):
+        return node
+    values = [value.value for value in names.assigned(node.id, node) if value.place < 0]
+    ranks = [
+        value
+        for value in values
+        if isinstance(value, ast.Call | ast.Subscript)
+        and is_rank(names, value)
+        # row["rank"] is a column; variables of the environment are in upper case
+        and not any(text.islower() for text in _texts(value))
+    ]
+    others = [value for value in values if value not in ranks]
+    return ranks[0] if ranks and all(constant(other) is not ... for other in others) else node
+
+
 def _of_call(names: Names, test: ast.Call) -> Sides | None:
     if _names_main(last(test)):
         return Sides("one", "rest", _scope(test))
@@ -274,8 +295,9 @@ def _of_call(names: Names, test: ast.Call) -> Sides | None:
 
 
 def _of_name(names: Names, test: ast.Name | ast.Attribute, depth: int) -> Sides | None:
-    if _is_plain_rank(names, test):
-        return Sides("rest", "one", _scope(test), _sure(test))
+    rank = _meant(names, test)
+    if rank is not test or _is_plain_rank(names, test):
+        return Sides("rest", "one", _scope(rank), _sure(rank))
     values = names.assigned(dotted(test), test) if dotted(test) else []
     assigned_sides = _of_values(names, values, depth)
     if assigned_sides is not None:
@@ -307,7 +329,8 @@ def _names_main(name: str) -> bool:
     return bool(_MAIN.fullmatch(name)) and not _MAIN_TOO_SHORT.fullmatch(name)
 
 
-def _is_rank(names: Names, node: ast.AST) -> bool:
+def is_rank(names: Names, node: ast.AST) -> bool:
+    """Return whether an expression is named as the number of this rank."""
     if isinstance(node, ast.Call):
         return _is_call_for_rank(names, node)
     if isinstance(node, ast.Subscript):
@@ -321,7 +344,7 @@ def _is_rank(names: Names, node: ast.AST) -> bool:
 def _is_call_for_rank(names: Names, call: ast.Call) -> bool:
     name = last(call)
     if isinstance(call.func, ast.Name) and name == "int" and len(call.args) == 1:
-        return _is_rank(names, call.args[0])
+        return is_rank(names, call.args[0])
     if name in ("get", "getenv") and call.args:
         return _names_rank(constant(call.args[0]))
     return name in ("rank", "local_rank", "get_ordinal") or bool(
@@ -334,7 +357,7 @@ def _is_plain_rank(names: Names, node: ast.AST) -> bool:
 
     A name such as ``args.as_rank`` may be anything.
     """
-    return bool(_PLAIN_RANK.fullmatch(last(node))) and _is_rank(names, node)
+    return bool(_PLAIN_RANK.fullmatch(last(node))) and is_rank(names, node)
 
 
 def _names_rank(word: object) -> bool:

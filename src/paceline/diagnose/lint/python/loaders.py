@@ -124,7 +124,7 @@ def may_shard_itself(script: Script, loader: ast.Call) -> bool:
     dataset = argument(loader, "dataset", 0)
     if dataset is None or has_unknown_arguments(loader):
         return True
-    if any(mentions_rank(k.value) for k in loader.keywords):
+    if any(mentions_rank(script, k.value) for k in loader.keywords):
         return True
     # An iterable dataset refuses shuffle=True, so with it the dataset is map-style.
     return _may_shard(
@@ -135,7 +135,7 @@ def may_shard_itself(script: Script, loader: ast.Call) -> bool:
 def _may_shard(
     script: Script, node: ast.expr, at: ast.AST, depth: int, *, map_style: bool = False
 ) -> bool:
-    if depth > _DEPTH or mentions_rank(node):
+    if depth > _DEPTH or mentions_rank(script, node):
         return True
     if any(_SHARDS_ITSELF.search(word) for word in words(node)):
         return True
@@ -164,10 +164,10 @@ def _call_may_shard(
 ) -> bool:
     name = last(call)
     if name in script.classes:
-        return _class_may_shard(script.classes[name])
+        return _class_may_shard(script, script.classes[name])
     if name in script.functions:
         parts = [part for function in script.functions[name] for part in function.body]
-        return any(mentions_rank(part) or _uses_sharding(part) for part in parts)
+        return any(mentions_rank(script, part) or _uses_sharding(part) for part in parts)
     full = script.full(call.func)
     # Datasets of these libraries read everything unless they are told otherwise in the call.
     is_plain = full.startswith(("torchvision.", "torch.", "datasets.", "sklearn."))
@@ -178,10 +178,10 @@ def _call_may_shard(
     return any(_may_shard(script, arg, at, depth + 1) for arg in assigned)
 
 
-def _class_may_shard(definition: ast.ClassDef) -> bool:
+def _class_may_shard(script: Script, definition: ast.ClassDef) -> bool:
     if any(_SHARDS_ITSELF.search(last(base)) for base in definition.bases):
         return True
-    return any(mentions_rank(part) for part in definition.body)
+    return any(mentions_rank(script, part) for part in definition.body)
 
 
 def _uses_sharding(node: ast.AST) -> bool:

@@ -7,10 +7,19 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.diagnose.lint.python.script import Function, Script, inside
-from paceline.text.rank_conditions import Sides, alone, decorator_scope, leaves, sides, together
+from paceline.text.rank_conditions import (
+    Sides,
+    alone,
+    decorator_scope,
+    is_rank,
+    leaves,
+    sides,
+    together,
+)
 from paceline.text.syntax import last
 
 _MENTIONS = re.compile(
@@ -143,15 +152,26 @@ def _branch_alone(script: Script, parent: ast.AST, child: ast.AST) -> tuple[bool
     return None
 
 
-def mentions_rank(node: ast.AST) -> bool:
-    """Say whether an expression depends on a rank or the number of ranks by its words."""
+def mentions_rank(script: Script, node: ast.AST) -> bool:
+    """Return whether an expression depends on a rank or the number of ranks, also by a variable."""
     parts = list(inside(node, functions=True))
+    variables: frozenset[str] = script.cached(
+        "rank variables", lambda: frozenset(_rank_variables(script))
+    )
     names = [last(part) for part in parts if isinstance(part, ast.Name | ast.Attribute)]
     texts = [
         part.value
         for part in parts
         if isinstance(part, ast.Constant) and isinstance(part.value, str)
     ]
-    return any(map(_MENTIONS.search, names)) or any(
+    return any(name in variables or _MENTIONS.search(name) for name in names) or any(
         re.search(r"\brank|RANK|PROCID", text) for text in texts
     )
+
+
+def _rank_variables(script: Script) -> Iterator[str]:
+    """Yield names such as ``r`` and ``w``, all of whose values are a rank or their number."""
+    for name, values in script.values.items():
+        parts = [value.value for value in values]
+        if all(is_rank(script, part) or last(part) == "get_world_size" for part in parts):
+            yield name

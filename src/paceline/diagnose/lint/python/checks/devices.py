@@ -91,7 +91,7 @@ def _may_be_own(script: Script, node: ast.expr) -> bool:
         return _may_be_own(script, node.body) or _may_be_own(script, node.orelse)
     if isinstance(node, ast.Call) and script.full(node.func) == "torch.device":
         return len(node.args) > 1 or any(_may_be_own(script, arg) for arg in node.args)
-    if isinstance(node, ast.JoinedStr | ast.BinOp) or mentions_rank(node):
+    if isinstance(node, ast.JoinedStr | ast.BinOp) or mentions_rank(script, node):
         return True
     name = dotted(node)
     return bool(name) and _name_may_be_own(script, node, name)

@@ -29,12 +29,6 @@ _HAS = {
 }
 
 
-_REMOVED = {
-    "trainer": public_names.REMOVED_TRAINER,
-    "accelerator": public_names.REMOVED_ACCELERATOR,
-}
-
-
 def method_does_not_exist(script: Script) -> Iterator[Finding]:
     """Find calls of methods that the object's class does not have: AttributeError on every rank.
 
@@ -69,7 +63,8 @@ def _lacks(script: Script, call: ast.Call, kind: str) -> bool:
     """Return whether the object of a method call is of a kind that certainly lacks the method."""
     method = last(call)
     # A removed method of Trainer is left to `deprecated-name`, which says what replaces it.
-    if method in _HAS[kind][1] or method in _REMOVED.get(kind, {}) or method.startswith("_"):
+    is_removed = kind == "trainer" and method in public_names.REMOVED_TRAINER
+    if method in _HAS[kind][1] or is_removed or method.startswith("_"):
         return False
     if not isinstance(call.func, ast.Attribute) or kinds(script, call.func.value, call) != {kind}:
         return False

@@ -1,14 +1,27 @@
 """Tables of the public attributes of well-known classes, and of names that were removed.
 
-Taken from lightning 2.6, accelerate 1.15, torch 2.13 and paceline itself. Names of older releases
-are listed as removed, so that the finding for an older script names the release instead of a
-misspelling.
+Taken from lightning 2.6 (``signatures/lightning.txt``), accelerate 1.15, torch 2.13 and paceline
+itself. Names of older releases are listed as removed, so that the finding for an older script names
+the release instead of a misspelling.
 """
 
 from __future__ import annotations
 
 from paceline.diagnose.lint.python.script import words_of
+from paceline.signatures.lightning_names import REFUSED, tables
 
+TRAINER = frozenset(tables()["trainer"])
+PACELINE_TRAINER = frozenset(
+    name for name, what in tables()["trainer"].items() if what.kind != REFUSED
+) | words_of(
+    """
+    accumulation_by_epoch all_gather batch_idx check_accumulation clip_gradients
+    console inference_mode log manual_backward mode monitor pending_checkpoints
+    remove_checkpoint replace_schedules session shows_progress stops_at_once take
+    take_loaders
+    """
+)
+REMOVED_TRAINER = {name: what.instead for name, what in tables()["removed attributes"].items()}
 FABRIC = words_of(
     """
     accelerator all_gather all_reduce autocast backward barrier broadcast call
@@ -16,27 +29,6 @@ FABRIC = words_of(
     load_raw local_rank log log_dict logger loggers no_backward_sync node_rank print
     rank_zero_first run save seed_everything setup setup_dataloaders setup_module
     setup_optimizers sharded_model strategy to_device world_size
-    """
-)
-TRAINER = words_of(
-    """
-    accelerator accumulate_grad_batches barebones callback_metrics callbacks
-    check_val_every_n_epoch checkpoint_callback checkpoint_callbacks ckpt_path current_epoch
-    default_root_dir device_ids distributed_sampler_kwargs early_stopping_callback
-    early_stopping_callbacks enable_autolog_hparams enable_validation
-    estimated_stepping_batches evaluating fast_dev_run fit fit_loop global_rank global_step
-    gradient_clip_algorithm gradient_clip_val init_module interrupted is_global_zero
-    is_last_batch lightning_module limit_predict_batches limit_test_batches
-    limit_train_batches limit_val_batches local_rank log_dir log_every_n_steps
-    logged_metrics logger loggers lr_scheduler_configs max_epochs max_steps max_time
-    min_epochs min_steps model node_rank num_devices num_nodes num_predict_batches
-    num_sanity_val_batches num_sanity_val_steps num_test_batches num_training_batches
-    num_val_batches optimizers overfit_batches precision precision_plugin predict
-    predict_dataloaders predict_loop predicting print profiler progress_bar_callback
-    progress_bar_metrics received_sigterm reload_dataloaders_every_n_epochs sanity_checking
-    save_checkpoint scaler should_stop state strategy test test_dataloaders test_loop
-    testing train_dataloader training val_check_batch val_check_interval val_dataloaders
-    validate validate_loop validating world_size datamodule
     """
 )
 ACCELERATOR = words_of(
@@ -75,28 +67,6 @@ SESSION = words_of(
     unwrap world_size
     """
 )
-PACELINE_TRAINER = words_of(
-    """
-    accumulate_grad_batches accumulation_by_epoch all_gather batch_idx callback_metrics
-    callbacks check_accumulation check_val_every_n_epoch checkpoint_callback
-    checkpoint_callbacks ckpt_path clip_gradients console current_epoch datamodule
-    default_root_dir device_ids early_stopping_callback early_stopping_callbacks
-    enable_validation estimated_stepping_batches evaluating fast_dev_run fit global_rank
-    global_step gradient_clip_algorithm gradient_clip_val inference_mode interrupted
-    is_global_zero is_last_batch lightning_module limit_predict_batches limit_test_batches
-    limit_train_batches limit_val_batches local_rank log log_dir log_every_n_steps
-    logged_metrics logger loggers lr_scheduler_configs manual_backward max_epochs max_steps
-    min_epochs min_steps mode model monitor node_rank num_devices num_nodes num_predict_batches
-    num_sanity_val_batches num_sanity_val_steps num_test_batches num_training_batches
-    num_val_batches optimizers overfit_batches pending_checkpoints precision predict
-    predict_dataloaders predicting print profiler progress_bar_metrics
-    reload_dataloaders_every_n_epochs remove_checkpoint replace_schedules sanity_checking
-    save_checkpoint session should_stop shows_progress state stops_at_once take
-    take_loaders test
-    test_dataloaders testing train_dataloader training val_check_interval val_dataloaders
-    validate validating world_size
-    """
-)
 # Methods of Hugging Face's PreTrainedModel that no nn.Module, LightningModule or DDP wrapper has.
 PRETRAINED_ONLY = words_of(
     """
@@ -105,47 +75,7 @@ PRETRAINED_ONLY = words_of(
     prune_heads generate
     """
 )
-# Names of earlier releases of Trainer, LightningModule and other classes -> their replacements.
-REMOVED_TRAINER = {
-    "tune": "lightning.pytorch.tuner.Tuner(trainer).lr_find(...)",
-    "tuner": "lightning.pytorch.tuner.Tuner(trainer)",
-    "lr_find": "lightning.pytorch.tuner.Tuner(trainer).lr_find(...)",
-    "num_gpus": "trainer.num_devices",
-    "gpus": "trainer.num_devices",
-    "use_amp": "trainer.precision",
-    "training_type_plugin": "trainer.strategy",
-    "accelerator_connector": "trainer.strategy",
-    "root_gpu": "trainer.strategy.root_device",
-    "data_parallel_device_ids": "trainer.device_ids",
-    "lr_schedulers": "trainer.lr_scheduler_configs",
-    "optimizer_frequencies": "configure_optimizers",
-    "reset_train_dataloader": "trainer.fit_loop.setup_data()",
-    "reset_val_dataloader": "trainer.fit_loop.epoch_loop.val_loop.setup_data()",
-    "reset_test_dataloader": "trainer.test(...) with new loaders",
-    "reset_predict_dataloader": "trainer.predict(...) with new loaders",
-    "run_stage": "trainer.fit(...)",
-    "from_argparse_args": "LightningCLI, or Trainer(**vars(args))",
-    "add_argparse_args": "LightningCLI",
-    "logger_connector": "trainer.callback_metrics",
-    "is_last_epoch": "trainer.current_epoch",
-    "num_processes": "trainer.num_devices",
-    "devices": "trainer.num_devices",
-    "tpu_cores": "trainer.num_devices",
-    "verbose_evaluate": "trainer.validate(..., verbose=True)",
-    "call_hook": "a callback",
-    "prepare_data_per_node": "prepare_data_per_node of the DataModule",
-    "weights_save_path": "trainer.default_root_dir",
-    "distributed_backend": "trainer.strategy",
-    "get_model": "trainer.lightning_module",
-    "train": "trainer.fit(...)",
-    "evaluate": "trainer.validate(...)",
-}
-REMOVED_ACCELERATOR = {
-    "use_fp16": "accelerator.mixed_precision",
-    "optimizer_step": "optimizer.step()",
-    "local_rank": "accelerator.local_process_index",
-    "is_fsdp2_enabled": "accelerator.is_fsdp2",
-}
+# Arguments and functions of earlier releases -> their replacements.
 REMOVED_ACCELERATOR_ARGUMENTS = {
     "fp16": "mixed_precision='fp16'",
     "logging_dir": "project_dir",

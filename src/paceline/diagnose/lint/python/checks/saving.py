@@ -56,7 +56,7 @@ def _is_of_the_rank(script: Script, node: ast.expr, at: ast.AST, depth: int) -> 
     # A path that cannot be followed to its end is believed to differ.
     if depth > _DEPTH:
         return True
-    if mentions_rank(node) or any(_NOT_A_FILE.search(word) for word in words(node)):
+    if mentions_rank(script, node) or any(_NOT_A_FILE.search(word) for word in words(node)):
         return True
     names = [dotted(part) for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute)]
     values = [value for name in names for value in script.assigned(name, at)]

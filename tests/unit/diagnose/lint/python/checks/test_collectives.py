@@ -27,6 +27,8 @@ class Model(L.LightningModule):
 PAIRS = [
     ("barrier", RAW + "if rank == 0:\n    dist.barrier()\n", RAW + "if rank == 0:\n    print('x')\ndist.barrier()\n"),
     ("all_reduce", RAW + "if dist.get_rank() == 0:\n    dist.all_reduce(loss)\n", RAW + "dist.all_reduce(loss)\nif dist.get_rank() == 0:\n    print(loss)\n"),
+    ("variable", RAW + "r = dist.get_rank()\nif r == 0:\n    dist.barrier()\n", RAW + "r = results['rank']\nif r == 0:\n    dist.barrier()\n"),
+    ("variable of the environment", RAW + "r = 0\nif 'RANK' in os.environ:\n    r = int(os.environ['RANK'])\nif not r:\n    dist.barrier()\n", RAW + "r = int(os.environ['RETRIES'])\nif not r:\n    dist.barrier()\n"),
     ("rest", RAW + "if rank != 0:\n    dist.broadcast(x, 0)\n", RAW + "if rank != 0:\n    dist.broadcast(x, 0)\nelse:\n    dist.broadcast(y, 0)\n"),
     ("not rank", RAW + "if not rank:\n    dist.all_reduce(loss)\n", RAW + "if not rank:\n    print(loss)\n"),
     ("and", RAW + "if step % 10 == 0 and rank == 0:\n    dist.all_reduce(loss)\n", RAW + "if step % 10 == 0:\n    dist.all_reduce(loss)\n"),
