@@ -237,6 +237,7 @@ CODES = {
     "env-synced-by-every-task": "JOB049",
     "sweep-invalid": "JOB050",
     "sweep-elements-failed": "JOB051",
+    "rendezvous-differs-by-node": "JOB052",
     "set-epoch-missing": "SCR001",
     "sampler-missing": "SCR002",
     "shuffle-with-sampler": "SCR003",
@@ -255,4 +256,6 @@ CODES = {
     "script-syntax-error": "SCR016",
     "workers-not-persistent": "SCR017",
     "download-on-every-rank": "SCR018",
+    "backward-not-accelerator": "SCR019",
+    "map-location-missing": "SCR020",
 }

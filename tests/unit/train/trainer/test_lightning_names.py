@@ -61,8 +61,8 @@ def test_no_name_of_the_installed_lightning_is_forgotten():
     beside = {part: listed.pop(part) for part in BESIDE}
     beside.pop("imports")  # plugins is a module there and an argument
     attributes = beside.pop("removed attributes")  # may be called as an argument is
-        assert set(attributes).isdisjoint(installed["trainer"])
-        removed = {name for names in beside.values() for name in names}
+    assert set(attributes).isdisjoint(installed["trainer"])
+    removed = {name for names in beside.values() for name in names}
     assert {part: sorted(names) for part, names in installed.items()} == listed
     assert removed.isdisjoint({*installed["hooks"], *installed["trainer arguments"]})
 

@@ -6,164 +6,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Long name -> (short form, kind); the kind is "value", "flag" or "maybe" (a value only with "=").
-_BOTH: dict[str, tuple[str, str]] = {
-    "account": ("A", "value"),
-    "acctg-freq": ("", "value"),
-    "bb": ("", "value"),
-    "bbf": ("", "value"),
-    "begin": ("b", "value"),
-    "chdir": ("D", "value"),
-    "cluster-constraint": ("", "value"),
-    "clusters": ("M", "value"),
-    "comment": ("", "value"),
-    "constraint": ("C", "value"),
-    "consolidate-segments": ("", "flag"),
-    "container": ("", "value"),
-    "container-id": ("", "value"),
-    "contiguous": ("", "flag"),
-    "core-spec": ("S", "value"),
-    "cores-per-socket": ("", "value"),
-    "cpu-freq": ("", "value"),
-    "cpus-per-gpu": ("", "value"),
-    "cpus-per-task": ("c", "value"),
-    "deadline": ("", "value"),
-    "delay-boot": ("", "value"),
-    "dependency": ("d", "value"),
-    "distribution": ("m", "value"),
-    "error": ("e", "value"),
-    "exclude": ("x", "value"),
-    "exclusive": ("", "maybe"),
-    "export": ("", "value"),
-    "extra": ("", "value"),
-    "extra-node-info": ("B", "value"),
-    "gid": ("", "value"),
-    "gpu-bind": ("", "value"),
-    "gpu-freq": ("", "value"),
-    "gpus": ("G", "value"),
-    "gpus-per-node": ("", "value"),
-    "gpus-per-socket": ("", "value"),
-    "gpus-per-task": ("", "value"),
-    "gres": ("", "value"),
-    "gres-flags": ("", "value"),
-    "help": ("h", "flag"),
-    "hint": ("", "value"),
-    "hold": ("H", "flag"),
-    "input": ("i", "value"),
-    "job-name": ("J", "value"),
-    "licenses": ("L", "value"),
-    "mail-type": ("", "value"),
-    "mail-user": ("", "value"),
-    "mcs-label": ("", "value"),
-    "mem": ("", "value"),
-    "mem-bind": ("", "value"),
-    "mem-per-cpu": ("", "value"),
-    "mem-per-gpu": ("", "value"),
-    "mincpus": ("", "value"),
-    "network": ("", "value"),
-    "nice": ("", "maybe"),
-    "no-kill": ("k", "maybe"),
-    "nodefile": ("F", "value"),
-    "nodelist": ("w", "value"),
-    "nodes": ("N", "value"),
-    "ntasks": ("n", "value"),
-    "ntasks-per-core": ("", "value"),
-    "ntasks-per-gpu": ("", "value"),
-    "ntasks-per-node": ("", "value"),
-    "ntasks-per-socket": ("", "value"),
-    "oom-kill-step": ("", "maybe"),
-    "open-mode": ("", "value"),
-    "output": ("o", "value"),
-    "overcommit": ("O", "flag"),
-    "oversubscribe": ("s", "flag"),
-    "partition": ("p", "value"),
-    "power": ("", "value"),
-    "prefer": ("", "value"),
-    "priority": ("", "value"),
-    "profile": ("", "value"),
-    "propagate": ("", "maybe"),
-    "qos": ("q", "value"),
-    "quiet": ("Q", "flag"),
-    "reboot": ("", "flag"),
-    "reservation": ("", "value"),
-    "resv-ports": ("", "maybe"),
-    "segment": ("", "value"),
-    "signal": ("", "value"),
-    "sockets-per-node": ("", "value"),
-    "spread-job": ("", "flag"),
-    "spread-segments": ("", "flag"),
-    "stepmgr": ("", "flag"),
-    "switches": ("", "value"),
-    "test-only": ("", "flag"),
-    "thread-spec": ("", "value"),
-    "threads-per-core": ("", "value"),
-    "time": ("t", "value"),
-    "time-min": ("", "value"),
-    "tmp": ("", "value"),
-    "tres-bind": ("", "value"),
-    "tres-per-task": ("", "value"),
-    "uid": ("", "value"),
-    "usage": ("", "flag"),
-    "use-min-nodes": ("", "flag"),
-    "verbose": ("v", "flag"),
-    "version": ("V", "flag"),
-    "wckey": ("", "value"),
-    "x11": ("", "maybe"),
-}
-SBATCH: Mapping[str, tuple[str, str]] = {
-    **_BOTH,
-    "array": ("a", "value"),
-    "batch": ("", "value"),
-    "export-file": ("", "value"),
-    "get-user-env": ("", "maybe"),
-    "ignore-pbs": ("", "flag"),
-    "kill-on-invalid-dep": ("", "value"),
-    "no-requeue": ("", "flag"),
-    "parsable": ("", "maybe"),
-    "requeue": ("", "flag"),
-    "wait": ("W", "flag"),
-    "wait-all-nodes": ("", "value"),
-    "wrap": ("", "value"),
-}
-SRUN: Mapping[str, tuple[str, str]] = {
-    **_BOTH,
-    "accel-bind": ("", "value"),
-    "bcast": ("", "maybe"),
-    "bcast-exclude": ("", "value"),
-    "compress": ("", "maybe"),
-    "cpu-bind": ("", "value"),
-    "disable-status": ("X", "flag"),
-    "epilog": ("", "value"),
-    "exact": ("", "flag"),
-    "external": ("", "flag"),
-    "external-launcher": ("", "flag"),
-    "het-group": ("", "value"),
-    "immediate": ("I", "maybe"),
-    "interactive": ("", "flag"),
-    "jobid": ("", "value"),
-    "kill-on-bad-exit": ("K", "maybe"),
-    "label": ("l", "flag"),
-    "mpi": ("", "value"),
-    "msg-timeout": ("", "value"),
-    "multi-prog": ("", "flag"),
-    "no-allocate": ("Z", "flag"),
-    "overlap": ("", "flag"),
-    "preserve-env": ("E", "flag"),
-    "prolog": ("", "value"),
-    "pty": ("", "maybe"),
-    "quit-on-interrupt": ("", "flag"),
-    "relative": ("r", "value"),
-    "send-libs": ("", "maybe"),
-    "slurmd-debug": ("", "value"),
-    "task-epilog": ("", "value"),
-    "task-prolog": ("", "value"),
-    "threads": ("T", "value"),
-    "treewidth": ("", "value"),
-    "unbuffered": ("u", "flag"),
-    "wait": ("W", "value"),
-    "wait-for-children": ("", "flag"),
-    "whole": ("", "flag"),
-}
+
+def _options(**words: str) -> dict[str, tuple[str, str]]:
+    """Return short form and kind by long name, from words such as ``account=A`` by their kind.
+
+    The kind is "value", "flag" or "maybe" (a value only with "=").
+    """
+    split = ((word.partition("="), kind) for kind, text in words.items() for word in text.split())
+    return {name: (short, kind) for (name, _, short), kind in split}
+
+
+_BOTH = _options(
+    value="""
+        account=A acctg-freq bb bbf begin=b chdir=D cluster-constraint clusters=M comment
+        constraint=C container container-id core-spec=S cores-per-socket cpu-freq cpus-per-gpu
+        cpus-per-task=c deadline delay-boot dependency=d distribution=m error=e exclude=x export
+        extra extra-node-info=B gid gpu-bind gpu-freq gpus=G gpus-per-node gpus-per-socket
+        gpus-per-task gres gres-flags hint input=i job-name=J licenses=L mail-type mail-user
+        mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile=F nodelist=w
+        nodes=N ntasks=n ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket
+        open-mode output=o partition=p power prefer priority profile qos=q reservation segment
+        signal sockets-per-node switches thread-spec threads-per-core time=t time-min tmp
+        tres-bind tres-per-task uid wckey
+    """,
+    maybe="exclusive nice no-kill=k oom-kill-step propagate resv-ports x11",
+    flag="""
+        consolidate-segments contiguous help=h hold=H overcommit=O oversubscribe=s quiet=Q
+        reboot spread-job spread-segments stepmgr test-only usage use-min-nodes verbose=v
+        version=V
+    """,
+)
+SBATCH = _BOTH | _options(
+    value="array=a batch export-file kill-on-invalid-dep wait-all-nodes wrap",
+    maybe="get-user-env parsable",
+    flag="ignore-pbs no-requeue requeue wait=W",
+)
+SRUN = _BOTH | _options(
+    value="""
+        accel-bind bcast-exclude cpu-bind epilog het-group jobid mpi msg-timeout prolog
+        relative=r slurmd-debug task-epilog task-prolog threads=T treewidth wait=W
+    """,
+    maybe="bcast compress immediate=I kill-on-bad-exit=K pty send-libs",
+    flag="""
+        disable-status=X exact external external-launcher interactive label=l multi-prog
+        no-allocate=Z overlap preserve-env=E quit-on-interrupt unbuffered=u wait-for-children
+        whole
+    """,
+)
 # Other spellings of the same options.
 _ALIASES = {
     "tasks": "ntasks",

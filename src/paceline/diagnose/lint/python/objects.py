@@ -46,7 +46,7 @@ _MAX_DEPTH = 6
 
 def made_by(script: Script, call: ast.Call) -> str:
     """Return the kind of object that a call creates, else an empty string."""
-    full = script.full(call.func)
+    full = script.full(call.func) or _chosen(script, call)
     if full == "deepspeed.initialize":
         return "engine"
     root, name = full.partition(".")[0], full.rpartition(".")[2]
@@ -55,6 +55,23 @@ def made_by(script: Script, call: ast.Call) -> str:
     if root not in roots:
         return ""
     return "paceline-trainer" if kind == "trainer" and root == "paceline" else kind
+
+
+def _chosen(script: Script, call: ast.Call) -> str:
+    """Return the full name of a class of ``_MAKERS`` that a name such as ``Sampler`` stands for.
+
+    ``Sampler = RandomSampler if one_process else DistributedSampler``: what ranks get counts.
+    """
+    values = script.assigned(call.func.id, call) if isinstance(call.func, ast.Name) else []
+    for value in values if len(values) == 1 else []:
+        choices = [value.value]
+        if isinstance(value.value, ast.IfExp):
+            choices = [value.value.body, value.value.orelse]
+        names = [script.full(choice) for choice in choices]
+        known = [name for name in names if name.rpartition(".")[2] in _MAKERS]
+        if len(known) == 1:
+            return known[0]
+    return ""
 
 
 def kinds(script: Script, node: ast.AST, at: ast.AST | None = None, depth: int = 0) -> set[str]:

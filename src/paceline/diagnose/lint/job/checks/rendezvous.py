@@ -15,6 +15,8 @@ _LOCAL_HOST = re.compile(r"localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|\[?::1\]?")
 _ITSELF = frozenset({"HOSTNAME", "SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR", "HOST"})
 _WHOLE_LIST = frozenset({"SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"})
 _ALL_HOSTS = re.compile(r"scontrol\s+show\s+host(?:name)?s?\b[^|]*")
+_DRAWN = re.compile(r"\bRANDOM\b|\bshuf\b|\buuidgen\b|\bdate\b")
+_SHARED_BY_NODES = ("rdzv_id", "rdzv_endpoint", "master_port", "main_process_port")
 _OPTION = {
     "node_rank": {"accelerate launch": "--machine_rank", "fabric run": "--node-rank"},
     "addr": {"accelerate launch": "--main_process_ip", "fabric run": "--main-address"},
@@ -430,6 +432,25 @@ def _rank_variable(case: Case, launch: Launch, tasks: int) -> Iterator[Finding]:
     )
 
 
+def drawn_on_each_node(case: Case) -> Iterator[Finding]:
+    """Find rendezvous ids and ports that each node draws for itself."""
+    for launch in case.training:
+        step_nodes = together(case, launch)
+        values = [launch.options.get(name, "") for name in _SHARED_BY_NODES] if step_nodes else []
+        for symbol in [symbol for value in values for symbol in case.symbols.of(value)]:
+            if symbol.place != NODE or not _DRAWN.search(symbol.text):
+                continue
+            yield case.finding(
+                "rendezvous-differs-by-node",
+                f"{symbol.text} is filled in on each of the {step_nodes} nodes: each gets another",
+                line=case.line_of(launch, symbol.text),
+                why="nodes with another id or port do not meet, and wait until the time-out",
+                fix="--rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$MASTER_ADDR:29500",
+                severity=case.severity(launch),
+            )
+            break
+
+
 def fixed_port(case: Case) -> Iterator[Finding]:
     """Find constant ports, on which two jobs on one node collide."""
     # A node of one's own has no second job whose port could collide.
@@ -470,5 +491,6 @@ CHECKS = (
     endpoint_or_address,
     master_address,
     ranks_from_batch_host,
+    drawn_on_each_node,
     fixed_port,
 )

@@ -17,6 +17,10 @@ _BROKEN = re.compile(r"\\(?:\s+(#).*)?$")  # a line of the case has no blanks at
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?")
 _OPTION_ALONE = re.compile(r"--?[A-Za-z]")
 _SHELLS_OWN = names("HOSTNAME HOST HOME USER PWD RANDOM SECONDS UID SLURMD_NODENAME")
+_EXPORTS_ALL = re.compile(r"\bset\s+-\w*a|allexport|--export\b")
+_FOR_PROGRAMS = re.compile(
+    r"MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|OMP_NUM_THREADS|(NCCL|TORCH|GLOO|PYTORCH)_\w+"
+)
 # Options of the rendezvous, and their usual values.
 _ADDRESS = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
 _PORT = "$((20000 + SLURM_JOB_ID % 30000))"
@@ -209,6 +213,28 @@ def _not_exported(case: Case, name: str, option: str, line: int) -> Finding:
     )
 
 
+def never_exported(case: Case) -> Iterator[Finding]:
+    """Find variables that only programs read, and that are set without export."""
+    if case.trace.sourced or _EXPORTS_ALL.search(case.code):
+        return
+    for name in dict.fromkeys(setting.name for setting in case.trace.settings):
+        setting = case.assigned(name)
+        used = (
+            rf"\$\{{?{name}\b|\b(export|declare|typeset|env|unset)\b.*\b{name}\b|--export\S*{name}"
+        )
+        if setting is None or case.exported(name) or not _FOR_PROGRAMS.fullmatch(name):
+            continue
+        if not re.search(used, case.code):
+            yield case.finding(
+                "unset-variable",
+                f"{name} is set without export, and nothing else in this script uses it",
+                line=setting.line,
+                why="programs see exported variables only: they get another one, or none",
+                fix=f"export {case.text(setting.line)}",
+                severity="warning",
+            )
+
+
 def _very_near(name: str, near: str) -> bool:
     """Return whether two names differ in underscores, a final S or the order of letters only."""
     name, near = name.replace("_", ""), near.replace("_", "")
@@ -270,5 +296,6 @@ CHECKS = (
     broken_line_continuation,
     not_filled_in,
     unset_variable,
+    never_exported,
     cpus_per_task_unset,
 )

@@ -24,6 +24,7 @@ _BEFOREHAND = re.compile(
 # The switch of torch's ImageNet example and of its many descendants: one process for each GPU by
 # mp.spawn.
 _SPAWNS = re.compile(r"--(multiprocessing|mp)[-_]distributed")
+_INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
 _SPREADERS = names("ssh pdsh clush mpirun mpiexec ray parallel horovodrun dask spark-submit")
 
 
@@ -253,6 +254,27 @@ def deprecated_launcher(case: Case) -> Iterator[Finding]:
             )
 
 
+def interpreter_as_script(case: Case) -> Iterator[Finding]:
+    """Find launchers whose script is an interpreter: ``torchrun python train.py``."""
+    for launch in case.launches:
+        is_told = {"no_python", "module"} & set(launch.options) or launch.kind == "paceline run"
+        if (
+            not launch.spawns
+            or is_told
+            or launch.vague
+            or not _INTERPRETER.fullmatch(launch.script)
+        ):
+            continue
+        yield case.finding(
+            "script-missing",
+            f"{launch.kind} takes {launch.script} for the script",
+            line=case.line_of(launch, launch.script),
+            why=f"each rank runs `python {launch.script}`, which ends with: can't open file",
+            fix=f"leave out {launch.script}: {launch.kind} starts Python itself",
+            severity=case.severity(launch),
+        )
+
+
 def launcher_option_unknown(case: Case) -> Iterator[Finding]:
     """Find options that the launcher does not have but that resemble one of its options."""
     for launch in case.launches:
@@ -287,5 +309,6 @@ CHECKS = (
     spawning_in_each_task,
     deepspeed_without_hostfile,
     deprecated_launcher,
+    interpreter_as_script,
     launcher_option_unknown,
 )

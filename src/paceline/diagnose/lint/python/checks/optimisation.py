@@ -19,6 +19,11 @@ _NO_SYNC = words_of(
     set_requires_gradient_sync set_is_last_backward is_gradient_accumulation_boundary
     """
 )
+# Arguments of Accelerator that change the loss -> values with which they do not.
+_WITHOUT_EFFECT = {
+    "gradient_accumulation_steps": (1,),
+    "mixed_precision": ("no", "bf16", None),
+}
 _SCHEDULER = re.compile(r"sched", re.I)
 _OPTIMIZER = re.compile(r"^(opt|optim|optimi[sz]er)\w*$|_(opt|optim|optimi[sz]er)$", re.I)
 _SIZE = re.compile(
@@ -26,6 +31,33 @@ _SIZE = re.compile(
     r"|num_nodes",
     re.I,
 )
+
+
+def backward_not_accelerator(script: Script) -> Iterator[Finding]:
+    """Find loss.backward() in a script whose Accelerator scales or divides the loss.
+
+    Nothing is reported if the file calls accelerator.backward(loss) anywhere, or if nothing in it
+    asks for accumulation or fp16: then both do the same.
+    """
+    calls = script.calls_of("backward")
+    scaling = [
+        keyword.arg
+        for constructor in makes(script, "accelerator")
+        for keyword in constructor.keywords
+        if keyword.arg in _WITHOUT_EFFECT
+        and constant(keyword.value) not in _WITHOUT_EFFECT[keyword.arg]
+    ]
+    if not scaling or any(call.args or not receiver(call) for call in calls):
+        return
+    for call in calls:
+        yield script.finding(
+            "backward-not-accelerator",
+            call,
+            f"{receiver(call)}.backward() leaves out what Accelerator({scaling[0]}=...) does to the"
+            " loss",
+            why="gradients of accumulated batches are not divided, and those of fp16 not scaled",
+            fix=f"accelerator.backward({receiver(call)})",
+        )
 
 
 def accumulation_syncs_every_step(script: Script) -> Iterator[Finding]:

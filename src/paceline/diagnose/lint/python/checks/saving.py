@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.objects import argument, kinds, makes
 from paceline.diagnose.lint.python.ranks import in_rank_block, mentions_rank, runs_alone
-from paceline.diagnose.lint.python.script import Script, inside
+from paceline.diagnose.lint.python.script import Script, has_unknown_arguments, inside
 from paceline.errors import Finding
 from paceline.text.syntax import dotted, last, words
 
@@ -42,6 +42,44 @@ def save_on_every_rank(script: Script) -> Iterator[Finding]:
             why="several processes write it at once, and what is left may be damaged",
             fix="if dist.get_rank() == 0: torch.save(...)",
         )
+
+
+def map_location_missing(script: Script) -> Iterator[Finding]:
+    """Find torch.load of a checkpoint that the same script saves, without map_location.
+
+    Only files that train on GPUs in several ranks and load the values into a model or an optimizer
+    are looked at.
+    """
+    saves = any(script.full(call.func) == "torch.save" for call in script.calls)
+    uses_gpus = any(
+        isinstance(node, ast.Constant) and node.value == "nccl" for node in script.nodes
+    )
+    if not (saves and uses_gpus and makes(script, "ddp", "fsdp")):
+        return
+    for call in script.calls:
+        if script.full(call.func) != "torch.load" or has_unknown_arguments(call):
+            continue
+        if argument(call, "map_location", 1) is not None or not _runs_on_every_rank(script, call):
+            continue
+        if not _is_taken_over(script, call):
+            continue
+        yield script.finding(
+            "map-location-missing",
+            call,
+            "every rank loads this checkpoint onto the GPU of the rank that saved it",
+            why="GPU 0 holds a copy and a context for each rank, and may run out of memory",
+            fix='torch.load(..., map_location="cpu")  # load_state_dict moves the values',
+        )
+
+
+def _is_taken_over(script: Script, load: ast.Call) -> bool:
+    """Return whether what is loaded is given to a load_state_dict."""
+    names = set(loaders.targets(script, load))
+    for call in script.calls_of("load_state_dict"):
+        parts = [part for argument in call.args for part in ast.walk(argument)]
+        if load in parts or any(dotted(part) in names for part in parts):
+            return True
+    return False
 
 
 def _runs_on_every_rank(script: Script, call: ast.Call) -> bool:
