@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial, wraps
 
 from paceline.diagnose.explain import arrivals, collectives, pairs, survived
@@ -239,6 +240,7 @@ _ALONE = (
     "look at that rank's own output: torchrun --log-dir logs --redirects 3; a sys.exit(n) or"
     " os._exit(n) ends so too"
 )
+_GRACE_S = 25  # of the 30 s; a table counts whole seconds, and a busy launcher looks late
 _ELASTIC = "torch.distributed.elastic"  # torch's launcher
 
 
@@ -314,6 +316,8 @@ def place_first_failure(scanned: Scanned, candidates: Sequence[Candidate]) -> li
 
 def _placed(candidate: Candidate, place: str, failure: Match | None) -> Candidate:
     """Return a candidate with the place of the first failure, if it is about that failure."""
+    if failure is not None and candidate.key.startswith("exit--"):
+        return candidate  # a signal ended another rank
     if not candidate.where and candidate.key.startswith(("exit-", "summary")):
         return replace(candidate, where=place)
     is_victim = candidate.name == "peer-rank-died" and candidate.tier >= Tier.VICTIM
@@ -327,6 +331,23 @@ def _placed(candidate: Candidate, place: str, failure: Match | None) -> Candidat
         fix=_ALONE,
         evidence=quoted([failure.line]) + candidate.evidence,
     )
+
+
+def lower_kills_of_launcher(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Lower SIGKILLs of torchrun, which ends so what has not ended 30 s after the first failure."""
+    codes = [int(match.groups["code"]) for match in scanned.of("table-exit")]
+    ends = [match.groups["time"] for match in scanned.of("table-time")]
+    if not codes or codes[-1] <= 0 or not (scanned.of("forced") or _are_late(ends)):
+        return list(candidates)
+    what = "torchrun killed a rank that had not ended 30 s after the first failure (SIGKILL)"
+    lowered = partial(replace, tier=Tier.RANKS_ENDED, what=what)
+    return changed(candidates, lowered, key="exit--9")
+
+
+def _are_late(ends: Sequence[str]) -> bool:
+    """Return whether a rank ended torchrun's 30 s after the first failure, which is the last."""
+    times = [datetime.strptime(end, "%Y-%m-%d_%H:%M:%S") for end in ends]
+    return bool(times) and (max(times) - times[-1]).total_seconds() >= _GRACE_S
 
 
 def blame_server(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -391,6 +412,7 @@ RULES: tuple[Rule, ...] = (
     drop_prefix_mismatch,
     generalize_in_place_change,
     place_first_failure,
+    lower_kills_of_launcher,
     blame_server,
     pairs.blame_launcher,
     pairs.name_single_rank,

@@ -314,6 +314,8 @@ SIGNATURES: tuple[Signature, ...] = (
         r"^\s*rank\s*: *(?P<rank>\d+) \(local_rank: *(?P<local>\d+)\)",
     ),
     note("table-host", "host      :|host ", r"^\s*host\s*: *(?P<host>\S+)"),
+    note("table-time", "time      :|time ", r"^\s*time\s*: *(?P<time>[\d-]+_[\d:]+)"),
+    note("forced", "unable to shutdown process", r"Unable to shutdown process \d+ via .*SIGKILL"),
     note("root-cause", "root cause (first observed", r"Root Cause \(first observed failure\)"),
     note(
         "table-exit",

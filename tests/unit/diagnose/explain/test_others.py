@@ -99,3 +99,32 @@ def test_an_exception_of_several_ranks_is_counted_and_one_of_one_is_not():
         .findings[0]
         .what
     )
+
+
+BLOCK = """  time      : 2026-01-01_10:00:{second}
+  host      : node-a
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : {code} (pid: 12{rank})
+  error_file: <N/A>
+"""
+FORCED = "W1 api.py:916] Unable to shutdown process 121 via Signals.SIGTERM, forcefully exiting via Signals.SIGKILL\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "second", "code", "name"),
+    [
+        ("", "30", 1, "launcher-summary-only"),
+        (FORCED, "31", 1, "launcher-summary-only"),
+        ("", "01", 1, "rank-died-signal"),  # it may have run out of memory, and the other lost it
+        ("", "30", -11, "rank-segfault"),
+    ],
+)
+def test_a_rank_that_torchrun_killed_after_30_s_did_not_run_out_of_memory(
+    before, second, code, name
+):
+    first = BLOCK.format(second="00", rank=0, code=code)
+    later = BLOCK.format(second=second, rank=1, code=-9)
+    text = f"{before}train.py FAILED\nFailures:\n[1]:\n{later}Root Cause (first observed failure):\n[0]:\n{first}"
+    finding = judge(text.splitlines(keepends=True)).findings[0]
+    assert finding.name == name
+    assert ("rank 0" in finding.where) == (second != "01")

@@ -26,6 +26,7 @@ generalize_divergence: Rename a loss that is NaN to an ordinary fault, unless th
 drop_prefix_mismatch: Drop a mismatch of prefixes if keys on both sides start with ``module.``.
 generalize_in_place_change: Rename a tensor changed in place to an ordinary fault, unless the run is distributed.
 place_first_failure: Take the rank and the host of the first failure from the last block of torchrun's table.
+lower_kills_of_launcher: Lower SIGKILLs of torchrun, which ends so what has not ended 30 s after the first failure.
 blame_server: Replace a file missing in the cache by the refusal of a server, which explains it.
 blame_launcher: Attribute SIGTERM of some ranks to the launcher if another rank failed first.
 name_single_rank: Rename an exception of one rank if the other ranks only lost their peer.
