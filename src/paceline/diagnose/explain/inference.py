@@ -240,6 +240,7 @@ _ALONE = (
     "look at that rank's own output: torchrun --log-dir logs --redirects 3; a sys.exit(n) or"
     " os._exit(n) ends so too"
 )
+_SIGKILL = -9
 _GRACE_S = 25  # of the 30 s; a table counts whole seconds, and a busy launcher looks late
 _ELASTIC = "torch.distributed.elastic"  # torch's launcher
 
@@ -310,20 +311,20 @@ def place_first_failure(scanned: Scanned, candidates: Sequence[Candidate]) -> li
         return list(candidates)
     host = f" on {hosts[-1].groups['host']}" if hosts else ""
     place = f"rank {ranks[-1].groups['rank']}{host}"
-    failure = codes[-1] if codes and int(codes[-1].groups["code"]) > 0 else None
+    failure = codes[-1] if codes else None
     return [_placed(candidate, place, failure) for candidate in candidates]
 
 
 def _placed(candidate: Candidate, place: str, failure: Match | None) -> Candidate:
     """Return a candidate with the place of the first failure, if it is about that failure."""
-    if failure is not None and candidate.key.startswith("exit--"):
+    code = int(failure.groups["code"]) if failure is not None else 0
+    if code and candidate.key.startswith("exit--") and candidate.key != f"exit-{code}":
         return candidate  # a signal ended another rank
     if not candidate.where and candidate.key.startswith(("exit-", "summary")):
         return replace(candidate, where=place)
     is_victim = candidate.name == "peer-rank-died" and candidate.tier >= Tier.VICTIM
-    if failure is None or not is_victim:
+    if failure is None or code <= 0 or not is_victim:
         return candidate
-    code = int(failure.groups["code"])
     return replace(
         candidate,
         what=f"{place} ended first, with exit code {code}; its own words are not in this text",
@@ -337,7 +338,7 @@ def lower_kills_of_launcher(scanned: Scanned, candidates: Sequence[Candidate]) -
     """Lower SIGKILLs of torchrun, which ends so what has not ended 30 s after the first failure."""
     codes = [int(match.groups["code"]) for match in scanned.of("table-exit")]
     ends = [match.groups["time"] for match in scanned.of("table-time")]
-    if not codes or codes[-1] <= 0 or not (scanned.of("forced") or _are_late(ends)):
+    if not codes or codes[-1] == _SIGKILL or not (scanned.of("forced") or _are_late(ends)):
         return list(candidates)
     what = "torchrun killed a rank that had not ended 30 s after the first failure (SIGKILL)"
     lowered = partial(replace, tier=Tier.RANKS_ENDED, what=what)
