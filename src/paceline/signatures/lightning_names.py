@@ -22,16 +22,19 @@ class Name(NamedTuple):
 
 
 @cache
-def tables() -> dict[str, dict[str, Name]]:
-    """Return what became of each name, by the part of Lightning that it belongs to."""
+def tables(file: Path = FILE) -> dict[str, dict[str, Name]]:
+    """Return what became of each name, by the part of Lightning that it belongs to.
+
+    A name without fields is ``SAME``.
+    """
     of_parts: dict[str, dict[str, Name]] = {}
     part: dict[str, Name] = {}
-    for line in FILE.read_text(encoding="utf-8").splitlines():
+    for line in file.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
             part = of_parts.setdefault(line.strip("[]"), {})
         elif line and not line.startswith("#"):
             name, *fields = (field.strip() for field in line.split(" | "))
-            part[name] = Name(*fields)
+            part[name] = Name(*fields or [SAME])
     return of_parts
 
 

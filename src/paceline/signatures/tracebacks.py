@@ -26,8 +26,9 @@ _ENDING = (
     r"|Killed|Died\w*)"
 )
 _MESSAGE = r"(?:\((?P<inner>\w+)\))?(?::\s*(?P<message>.*))?$"
+_LEVEL = r"(?!(?:DEBUG|INFO|NOTE|NOTICE|WARN|WARNING|ERROR|CRITICAL|FATAL)\b)"  # of a log
 # An exception at the start of a line: any name within an open traceback, else a typical name.
-_RAISED = re.compile(rf"^\s*(?:\|\s*)?(?P<type>{_NAME}){_MESSAGE}")
+_RAISED = re.compile(rf"^\s*(?:\|\s*)?{_LEVEL}(?P<type>{_NAME}){_MESSAGE}")
 _NAMED = re.compile(
     r"^\s*(?:\|\s*)?"
     rf"(?P<type>(?:[A-Za-z_]\w*\.)*(?:_*[A-Z]\w*?{_ENDING}|Exception)|(?:[a-z_]\w*\.)+Error)"
@@ -277,6 +278,7 @@ class Tracebacks:
         self.stacks: list[Stack] = []
         self._dumped: dict[str, Stack | None] = {}
         self._open: dict[str, _Open] = {}
+        self._closed: dict[str, _Open] = {}  # by a line that may have been no exception
         self._chained: dict[str, str] = {}
         self._ignored: set[str] = set()
         self._unfinished: dict[str, Raised] = {}
@@ -302,12 +304,13 @@ class Tracebacks:
         self._announce(line)
         header = _HEADER.search(line.body) is not None
         if header:
+            self._closed.pop(line.source, None)
             self._begin(line)
         if self._dump(line):
             return
         frames = _frames(line)
         if frames:
-            current = self._open.get(line.source) or self._begin(line)
+            current = self._open.get(line.source) or self._reopen(line) or self._begin(line)
             current.frames.extend(frames)
             current.idle = self._quiet = 0
         elif not header:
@@ -355,6 +358,15 @@ class Tracebacks:
         self._open[line.source] = current
         return current
 
+    def _reopen(self, line: Line) -> _Open | None:
+        """Continue a traceback that a line of another kind seemed to close: ``Epoch: 3``."""
+        current = self._closed.pop(line.source, None)
+        if current is None or self._quiet > _PATIENCE:
+            return None
+        self._open[line.source] = current
+        self.raised = [raised for raised in self.raised if raised.start != current.start]
+        return current
+
     def _end(self, line: Line) -> None:
         """Close the traceback of a line's source if the line names its exception."""
         current = self._open.get(line.source)
@@ -367,6 +379,8 @@ class Tracebacks:
         self._open.pop(line.source, None)
         if current is None or not current.ignored:
             self._add(line, match, current, anchored=anchored)
+            if current is not None and not _at_start(line, in_traceback=False):
+                self._closed[line.source] = current
 
     def _add(
         self, line: Line, match: re.Match[str], current: _Open | None, *, anchored: bool

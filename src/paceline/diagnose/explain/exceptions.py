@@ -13,6 +13,16 @@ from paceline.signatures.tracebacks import Raised
 
 _WRITING = ("mkdir", "makedirs", "_open_zipfile_writer_file", "save")
 _DIGITS = re.compile(r"\d+")
+# What one process does at a time, and what a server refuses to many.
+_AT_ONCE = re.compile(
+    r"File exists|Directory not empty|Text file busy|Stale file handle|\.incomplete\b|\.lock\b"
+    r"|\b429\b"
+)
+_TOGETHER = "ranks that do this at the same time disturb each other"
+_FIRST = (
+    "let one rank do it first: if rank == 0: ..., then dist.barrier(); os.makedirs(...,"
+    " exist_ok=True) for a folder"
+)
 _ORDINARY = "an ordinary exception of the program or its data, not of the distributed set-up"
 
 
@@ -106,6 +116,7 @@ def _candidate(
     frame = raised.user_frame
     text = f"{raised.type}: {raised.message}" if raised.message else raised.type
     rank = raised.line.rank
+    together = _AT_ONCE.search(text) is not None and _is_distributed(scanned)
     alone = len(scanned.ranks) > 1 and _is_of_one_rank(raised, everything)
     where = f" (on rank {rank}{' alone' if alone else ''})" if rank else ""
     return Candidate(
@@ -115,13 +126,17 @@ def _candidate(
         shorten(text) + where,
         where=frame.place if frame is not None else "",
         evidence=_evidence(raised),
-        why=_ORDINARY if name == "user-exception" else "",
-        fix=_advice(raised, name),
+        why=(_TOGETHER if together else _ORDINARY) if name == "user-exception" else "",
+        fix=_FIRST if together else _advice(raised, name),
         key="alone" if alone else "",
         source=raised.line.source,
         last=raised.line.number,
         others=_num_others(raised, everything),
     )
+
+
+def _is_distributed(scanned: Scanned) -> bool:
+    return bool(scanned.counts["distributed"] or len(scanned.ranks) > 1)
 
 
 def _is_of_one_rank(raised: Raised, everything: Sequence[Raised]) -> bool:
@@ -150,6 +165,8 @@ def _name(raised: Raised) -> str:
         return "module-not-found"
     if _is_refused_write(raised):
         return "folder-not-writable"
+    if raised.type == "OSError" and "[Errno 22]" in raised.message and _is_loading(raised):
+        return "checkpoint-damaged"
     return "user-exception"
 
 
@@ -169,6 +186,14 @@ def _is_refused_write(raised: Raised) -> bool:
     """Return whether a folder or file could not be created or written."""
     writing = not raised.frames or raised.frames[-1].function in _WRITING
     return raised.type == "PermissionError" and writing
+
+
+def _is_loading(raised: Raised) -> bool:
+    """Return whether torch.load raised an exception."""
+    return any(
+        frame.function == "load" and frame.file.endswith("serialization.py")
+        for frame in raised.frames
+    )
 
 
 def _evidence(raised: Raised) -> tuple[str, ...]:
@@ -192,6 +217,8 @@ def _advice(raised: Raised, name: str) -> str:
         )
     if name == "folder-not-writable":
         return "write to a folder that the job may write to; as a test: touch FOLDER/x on the node"
+    if name == "checkpoint-damaged":
+        return "ls -l FILE: a file that is cut has fewer bytes than the others; take one before it"
     if raised.user_frame is not None:
         return f"look at {raised.user_frame.place}"
     return "look at the traceback above this line in the full output"

@@ -23,6 +23,7 @@ from paceline.diagnose.explain.exceptions import unmatched_exceptions
 from paceline.diagnose.explain.inference import infer
 from paceline.diagnose.explain.pairs import explaining_first
 from paceline.diagnose.explain.scan import Scanned
+from paceline.diagnose.explain.survived import new_steps
 from paceline.errors import Finding
 from paceline.signatures.lines import Line, shorten
 from paceline.signatures.tier import Tier
@@ -36,9 +37,10 @@ def unexplained_error(scanned: Scanned, before: int) -> Candidate | None:
         scanned: The scanned text.
         before: Line number from which all errors are consequences.
     """
-    healthy = [*scanned.of("progress"), *scanned.of("success")]
+    healthy = [step.line for step in new_steps(scanned)]
+    healthy += [match.line for match in scanned.of("success")]
     # Training continued after errors before this line.
-    last_healthy = max((match.line.number for match in healthy), default=-1)
+    last_healthy = max((line.number for line in healthy), default=-1)
     errors = [line for line in scanned.errors if last_healthy < line.number < before]
     if errors:
         return _unknown_error(errors, scanned.tracebacks.cut)

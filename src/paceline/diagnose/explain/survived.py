@@ -50,7 +50,7 @@ class _Step:
 
 def lower_survived(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Lower faults after which training continued; drop them if nothing ended the run."""
-    steps = _steps(scanned)
+    steps = new_steps(scanned)
     if not steps and not scanned.of("success"):
         return list(candidates)
     continued = [_continued(candidate, steps, scanned) for candidate in candidates]
@@ -67,9 +67,10 @@ def lower_survived(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Ca
     return current
 
 
-def _steps(scanned: Scanned) -> list[_Step]:
-    """Return the lines of progress, without the summaries that experiment trackers print."""
+def new_steps(scanned: Scanned) -> list[_Step]:
+    """Return the lines of progress, without summaries of experiment trackers and redrawn bars."""
     steps = []
+    drawn: dict[str, str | None] = {}  # the last position of a progress bar, by source
     epochs: dict[str, float] = {}
     for match in scanned.of("progress"):
         line = match.line
@@ -81,7 +82,10 @@ def _steps(scanned: Scanned) -> list[_Step]:
         position = (epochs.get(line.source, 0), int(step["step"] or step["of"])) if step else None
         if epoch and not step:
             position = (float(epoch["epoch"]), 0)
-        steps.append(_Step(line, position))
+        bar = step["of"] if step and "|" in line.body else None
+        if bar is None or drawn.get(line.source) != bar:
+            steps.append(_Step(line, position))
+        drawn[line.source] = bar
     return steps
 
 
@@ -142,7 +146,7 @@ def _doubtful(candidate: Candidate, steps: Sequence[_Step]) -> Candidate:
 def drop_ended_after_success(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Drop faults that an external stop caused after training had finished."""
     ends = [match.line.number for match in scanned.of("success") if _OVER.search(match.line.body)]
-    if not ends or any(match.line.number > ends[-1] for match in scanned.of("progress")):
+    if not ends or any(step.line.number > ends[-1] for step in new_steps(scanned)):
         return list(candidates)
     return [candidate for candidate in candidates if not _is_stop_after(candidate, ends[-1])]
 
@@ -155,7 +159,7 @@ def _is_stop_after(candidate: Candidate, end: int) -> bool:
 
 def drop_overcome(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Drop warnings after which training continued."""
-    progress = scanned.of("progress")
+    progress = new_steps(scanned)
     if not progress:
         return list(candidates)
     last_step = progress[-1].line.number
@@ -173,7 +177,7 @@ def _may_be_overcome(candidate: Candidate) -> bool:
 def drop_recovered(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Drop all candidates if the ranks restarted and trained until the end of the text."""
     restarts = scanned.of("restart")
-    progress = scanned.of("progress")
+    progress = new_steps(scanned)
     if not restarts or not progress or progress[-1].line.number <= restarts[-1].line.number:
         return list(candidates)
     restart, last_step = restarts[0].line.number, progress[-1].line.number

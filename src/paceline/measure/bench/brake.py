@@ -17,7 +17,7 @@ from paceline.measure.bench_file import WorldFigures
 from paceline.text.wording import milliseconds
 
 IDEAL = 0.97  # an efficiency whose interval reaches this is not called held back
-# Of a step; waiting that long for data, or for a rank, is a brake also where scaling is ideal.
+# Of a step; waiting that long for data, or for ranks, is a brake also where scaling is ideal.
 WAITING_SHARE = 0.25
 SMALL_BYTES = 4 << 20  # gradients of this size take a time that hardly depends on their size
 NONE, DATA, COMPUTE, BATCH, COMMUNICATION, SLOW_RANK, UNEVEN, OTHER, UNKNOWN = (
@@ -122,10 +122,8 @@ def _not_held_back(case: BrakeCase, *, is_alone: bool) -> Brake:
         if case.largest.num_ranks == 1:
             sentence = f"waiting for data takes {share:.0%} of the time"
         return Brake(DATA, sentence, f"paceline tune {case.script}")
-    if (
-        case.largest.slow_rank is not None
-        and _share(case.largest.parts, "waiting") >= WAITING_SHARE
-    ):
+    # Each step measures its waiting itself, whatever the efficiency's interval is.
+    if _share(case.largest.parts, "waiting") >= WAITING_SHARE:
         return _waiting(case)
     if is_alone:
         return Brake(NONE, "one number of ranks was measured, so nothing is known about scaling")

@@ -122,8 +122,10 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     cause(
         "dataloader-shm-too-small",
-        "exitcode: -7|exitcode  : -7|sigbus|signal 7|return code",
-        r"(?:exitcode *: *|return code *=? *)-7\b|\(SIGBUS\)|[Ss]ignal 7\b",
+        "exitcode: -7|exitcode  : -7|exit code -7|exit code 135|status 135|sigbus|signal 7|return"
+        " code",
+        r"(?:exitcode *: *|return code *=? *|exit code *)-7\b|(?:exit code|status):? 135\b"
+        r"|\(SIGBUS\)|[Ss]ignal 7\b",
         what="a rank ended with a bus error (SIGBUS), mostly because /dev/shm is full (likely)",
         fix="df -h /dev/shm on the node; docker run --shm-size=8g, or fewer DataLoader workers",
         tier=Tier.CRASH,

@@ -116,6 +116,14 @@ SIGNATURES: tuple[Signature, ...] = (
         unless=r"[Ww]arning|WARN",
     ),
     cause(
+        "library-version-mismatch",
+        "python.h: no such file",
+        r"fatal error: Python\.h: No such file",  # as gcc and clang say
+        what="an extension cannot be built: the headers of Python are missing on this node",
+        fix="apt-get install python3-dev there, or the Python of conda, which has them",
+        tier=Tier.CAUSE,
+    ),
+    cause(
         "disk-full",
         "outofdiskerror|local disk is full",
         r"OutOfDiskError|local object store is full and the local disk's utilization",

@@ -14,6 +14,14 @@ _WARN = "run again with NCCL_DEBUG=WARN and read the NCCL WARN line above the er
 
 SIGNATURES: tuple[Signature, ...] = (
     cause(
+        "world-size-mismatch",
+        "invalid rank requested",
+        r"Invalid rank requested *: *(?P<rank>\d+)/(?P<size>\d+)",  # NCCL, src/init.cc
+        what="rank {rank} joined a group of {size} ranks, which are numbered from 0",
+        fix="RANK must be below WORLD_SIZE: set both by one launcher, and new_group by ranks",
+        tier=Tier.CAUSE,
+    ),
+    cause(
         "duplicate-gpu",
         "duplicate gpu detected|using the same gpu|multiple ranks are using",
         r"Duplicate GPU detected *: *rank (?P<a>\d+) and rank (?P<b>\d+) both on CUDA device"
