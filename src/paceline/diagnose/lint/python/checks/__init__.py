@@ -40,6 +40,7 @@ __all__ = ["CHECKS"]
 CHECKS: tuple[Callable[[Script], Iterable[Finding]], ...] = (
     collectives.collective_in_rank_block,
     data.set_epoch_missing,
+    data.seed_differs,
     data.sampler_missing,
     data.shuffle_with_sampler,
     data.download_on_global_rank_only,

@@ -21,7 +21,7 @@ from paceline.diagnose.lint.python.script import (
 )
 from paceline.errors import Finding
 from paceline.machine import python_fork
-from paceline.text.rank_conditions import Sides, sides
+from paceline.text.rank_conditions import Sides, is_rank, sides
 from paceline.text.syntax import constant, dotted, last
 
 # On many clusters these are on the node's own disk or in its memory. /scratch is shared on others,
@@ -64,6 +64,22 @@ def set_epoch_missing(script: Script) -> Iterator[Finding]:
             " epochs",
             why="without set_epoch every epoch has the order of the first",
             fix=f"{name}.set_epoch(epoch)  # first line of the loop over epochs",
+        )
+
+
+def seed_differs(script: Script) -> Iterator[Finding]:
+    """Find DistributedSamplers whose seed is another one on each rank."""
+    for call in loaders.samplers(script):
+        seed = argument(call, "seed", 4)
+        values = script.candidates(seed, call) if seed is not None else []
+        if not any(is_rank(script, part) for value in values for part in ast.walk(value)):
+            continue
+        yield script.finding(
+            "same-data-on-all-ranks",
+            call,
+            "the seed of this DistributedSampler depends on the rank",
+            why="each rank shuffles otherwise: samples are read by several ranks, others by none",
+            fix="the same seed on every rank; DistributedSampler gives each rank its own share",
         )
 
 

@@ -38,8 +38,8 @@ def device_not_set(script: Script) -> Iterator[Finding]:
         first,
         "every rank uses the current GPU, and nothing selects one for each rank",
         why=(
-            "all ranks of a node then share GPU 0: NCCL refuses that (Duplicate GPU detected), or"
-            " memory runs out"
+            "all ranks of a node then share GPU 0, and the others idle: NCCL refuses that"
+            " (Duplicate GPU detected), or memory runs out"
         ),
         fix='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # before init_process_group',
     )
@@ -59,7 +59,9 @@ def _is_nccl(script: Script, call: ast.Call) -> bool:
     if backend is None:
         return True
     values = [constant(value) for value in script.candidates(backend, call)]
-    return any(isinstance(value, str) and "nccl" in value for value in values)
+    texts = [value for value in values if isinstance(value, str)]
+    # A backend of the command line may be NCCL, and with any other GPU 0 is shared as well.
+    return not texts or any("nccl" in text for text in texts)
 
 
 def _selects(script: Script) -> bool:

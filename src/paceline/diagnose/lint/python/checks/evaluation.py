@@ -119,9 +119,16 @@ def _reported(script: Script, evaluation: EvaluationLoop) -> ast.AST | None:
         # What is printed within the loop is progress, and a text without a variable is no result.
         parts = (part for argument in node.args for part in ast.walk(argument))
         shows_value = any(isinstance(part, ast.Name | ast.Attribute) for part in parts)
-        if shows_value and _REPORTS.search(last(node)) and loop not in script.up(node):
+        if shows_value and _reports(script, node) and loop not in script.up(node):
             return node
     return _returned(script, function, loop) if function is not None else None
+
+
+def _reports(script: Script, call: ast.Call) -> bool:
+    """Return whether a call prints or logs, also through a function of the file."""
+    inner = [part for function in script.functions.get(last(call), []) for part in inside(function)]
+    calls = [call, *(part for part in inner if isinstance(part, ast.Call))]
+    return any(_REPORTS.search(last(each)) for each in calls)
 
 
 def _returned(script: Script, function: Function, loop: ast.For) -> ast.Return | None:

@@ -208,3 +208,33 @@ def test_two_samplers_need_two_calls():
         + "    for x in extra:\n        model(x).backward()\n"
     )
     assert "set-epoch-missing" in found(source)
+
+
+SEEDED = (
+    RAW
+    + "sampler = DistributedSampler(train_set, seed={})\nloader = DataLoader(train_set, sampler=sampler)\n"
+)
+
+
+@pytest.mark.parametrize(
+    "seed", ["rank", "7 + dist.get_rank()", "int(time.time()) * local_rank", "own"]
+)
+def test_a_seed_of_each_rank_mixes_the_shares(seed):
+    source = SEEDED.format(seed).replace("sampler =", "own = args.seed + rank\nsampler =", 1)
+    assert "same-data-on-all-ranks" in found(source)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        "0",
+        "args.seed",
+        "epoch",
+        "args.seed * dist.get_world_size()",
+        "None",
+        "seeds[0]",
+        "42 + trial",
+    ],
+)
+def test_a_seed_that_all_ranks_share_is_right(seed):
+    assert "same-data-on-all-ranks" not in found(SEEDED.format(seed))

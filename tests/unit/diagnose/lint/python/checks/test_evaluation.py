@@ -89,6 +89,8 @@ def function(reduce="pass", more=""):
 NOT_REDUCED = [
     ("rank 0's share printed", inline(), inline(reduce=SUM)),
     ("every rank's share printed", inline(report="print(correct)"), inline(report="pass")),
+    ("printed by a helper", "def show(x):\n    if rank == 0:\n        print(x)\n" + inline(report="show(correct / 10)"),
+     "def show(x):\n    if rank == 0:\n        print(x)\n" + inline(reduce=SUM, report="show(correct / 10)")),
     ("function", function(), function("dist.all_reduce(correct)")),
     ("helper of the file", function(), RAW + "def mean(x):\n    dist.all_reduce(x)\n" + VAL.format(more="") + FUNCTION.format(reduce="mean(correct)")),
     ("helper from elsewhere", function(), function("correct = reduce_tensor(correct)")),

@@ -81,6 +81,7 @@ DEVICES = [
     ("chosen by availability", DEVICE.replace(".cuda()", ".to(device)").replace("model =", 'device = "cuda" if torch.cuda.is_available() else "cpu"\nmodel ='),
      DEVICE.replace(".cuda()", ".to(local_rank)")),
     ("device_id", DEVICE, DEVICE.replace('"nccl"', '"nccl", device_id=torch.device("cuda", 1)')),
+    ("backend of the command line", DEVICE.replace('"nccl"', "args.backend"), RAW.replace('"nccl"', "args.backend")),
     ("gloo", DEVICE, DEVICE.replace('"nccl"', '"gloo"')),
     ("visible devices", DEVICE, DEVICE.replace("dist.init", 'os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["LOCAL_RANK"]\ndist.init')),
     ("device of unknown origin", DEVICE, DEVICE + "y = x.to(setup.device)\n"),
