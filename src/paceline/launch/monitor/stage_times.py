@@ -39,8 +39,9 @@ MIN_STEPS = 8  # fewer say nothing
 # difference is this many standard errors (from the median absolute deviation) away from zero.
 MIN_SHARE = 0.04
 MIN_ERRORS = 6.0
-# Ranks are synchronised if at the end of a step they are this share as far apart as before.
-APART = 0.7
+# Ranks are synchronised if this share of how much later a rank comes to an exchange than the others
+# is left at its end. Independent ranks keep all of it.
+KEPT = 0.5
 # A rank may have waited for another one that fell behind earlier, by this share of its delay.
 ALIKE = 0.8
 _MOST_SUSPECTS = 5  # that are described
@@ -156,12 +157,18 @@ def _of_independent_ranks(steps: Sequence[Step]) -> StepTime:
 def are_synchronised(steps: Sequence[Step]) -> bool:
     """Return whether ranks leave the exchange together, whenever they came to it.
 
-    Ranks that exchange no gradients, or not in backward, differ as much at the end of a step as
-    before its exchange.
+    Ranks that exchange no gradients, or not in backward, are as late at the end of a step as before
+    its exchange. What is kept is the slope of a regression: where ranks share CPUs, the end of an
+    exchange is spread by some milliseconds that have nothing to do with who came late.
     """
-    apart_before = statistics.median(_range(_arrivals(step).values()) for step in steps)
-    apart_after = statistics.median(_range(map(sum, step.values())) for step in steps)
-    return apart_after <= APART * apart_before or len(steps[0]) == 1
+    kept = before = 0.0
+    for step in steps:
+        arrivals = _arrivals(step)
+        came, left = statistics.fmean(arrivals.values()), statistics.fmean(map(sum, step.values()))
+        for rank, arrival in arrivals.items():
+            before += (arrival - came) ** 2
+            kept += (arrival - came) * (sum(step[rank]) - left)
+    return kept <= KEPT * before
 
 
 def _arrivals(step: Step) -> dict[int, int]:
@@ -172,11 +179,6 @@ def _arrivals(step: Step) -> dict[int, int]:
 def _typical(times: Mapping[int, int]) -> int:
     """Return the rank of the lower median."""
     return sorted(times, key=lambda rank: times[rank])[(len(times) - 1) // 2]
-
-
-def _range(values: Iterable[int]) -> int:
-    ordered = sorted(values)
-    return ordered[-1] - ordered[0]
 
 
 def without_outliers(steps: Sequence[Step]) -> list[Step]:
