@@ -347,7 +347,10 @@ def lower_kills_of_launcher(scanned: Scanned, candidates: Sequence[Candidate]) -
 
 def _are_late(ends: Sequence[str]) -> bool:
     """Return whether a rank ended torchrun's 30 s after the first failure, which is the last."""
-    times = [datetime.strptime(end, "%Y-%m-%d_%H:%M:%S") for end in ends]
+    try:
+        times = [datetime.strptime(end, "%Y-%m-%d_%H:%M:%S") for end in ends]
+    except ValueError:  # a damaged line
+        return False
     return bool(times) and (max(times) - times[-1]).total_seconds() >= _GRACE_S
 
 

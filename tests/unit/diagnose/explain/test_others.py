@@ -128,3 +128,8 @@ def test_a_rank_that_torchrun_killed_after_30_s_did_not_run_out_of_memory(
     finding = judge(text.splitlines(keepends=True)).findings[0]
     assert finding.name == name
     assert ("rank 0" in finding.where) == (second != "01")
+
+
+def test_a_damaged_time_in_the_table_says_nothing():
+    text = "Root Cause (first observed failure):\n" + BLOCK.format(second="99", rank=0, code=1)
+    assert judge(text.splitlines(keepends=True)).findings
