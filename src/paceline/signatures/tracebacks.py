@@ -102,6 +102,7 @@ _MAX_STACKS = 256
 _MAX_RAISED = 4096
 # lines of one process without a frame, after which its traceback counts as truncated
 _PATIENCE = 60
+_SOON = 2  # lines within a traceback that are no frames
 # lines of all processes without a frame, after which lines are not examined one by one
 _QUIET = 2000
 
@@ -361,7 +362,7 @@ class Tracebacks:
     def _reopen(self, line: Line) -> _Open | None:
         """Continue a traceback that a line of another kind seemed to close: ``Epoch: 3``."""
         current = self._closed.pop(line.source, None)
-        if current is None or self._quiet > _PATIENCE:
+        if current is None or self._quiet > _SOON:
             return None
         self._open[line.source] = current
         self.raised = [raised for raised in self.raised if raised.start != current.start]
@@ -379,7 +380,8 @@ class Tracebacks:
         self._open.pop(line.source, None)
         if current is None or not current.ignored:
             self._add(line, match, current, anchored=anchored)
-            if current is not None and not _at_start(line, in_traceback=False):
+            is_plain = "." not in match["type"] and not _at_start(line, in_traceback=False)
+            if current is not None and is_plain:
                 self._closed[line.source] = current
 
     def _add(

@@ -30,6 +30,11 @@ _GROUP_RANK = re.compile(
     re.I,
 )
 _NOT_A_RANK = re.compile(r"lora|matrix|ranks$|low_rank|tensor_rank|_r$|page|numerical", re.I)
+# Calls and variables that are the rank whatever they are assigned to.
+_OWN_RANK = re.compile(
+    r"((torch\.)?(dist|distributed|hvd|xm)\.)?get_((global|local|world)_)?(rank|ordinal)\(\)"
+    r"|(int\()?os\.(environ\[|environ\.get\(|getenv\()'(LOCAL_)?RANK'.*"
+)
 _LIKE_RANK = frozenset(["gpu", "gpu_id", "device_id", "local_gpu", "worker_id", "proc_id"])
 _DISTRIBUTED = re.compile(
     r"distrib|is_initialized|(^|_)dist($|_)|ddp|multi_?(gpu|node|process)|parallel|is_dist|fsdp",
@@ -281,9 +286,21 @@ def _meant(names: Names, node: ast.expr) -> ast.expr:
         and is_rank(names, value)
         # row["rank"] is a column; variables of the environment are in upper case
         and not any(text.islower() for text in _texts(value))
+        and _OWN_RANK.fullmatch(ast.unparse(value))
     ]
     others = [value for value in values if value not in ranks]
+    if ranks and _is_counted_up(names, node):
+        return node
     return ranks[0] if ranks and all(constant(other) is not ... for other in others) else node
+
+
+def _is_counted_up(names: Names, node: ast.Name) -> bool:
+    """Return whether something is added to a name: ``i += dist.get_world_size()``."""
+    *_, root = (node, *names.up(node))
+    return any(
+        isinstance(part, ast.AugAssign) and dotted(part.target) == node.id
+        for part in ast.walk(root)
+    )
 
 
 def _of_call(names: Names, test: ast.Call) -> Sides | None:

@@ -15,8 +15,8 @@ _WRITING = ("mkdir", "makedirs", "_open_zipfile_writer_file", "save")
 _DIGITS = re.compile(r"\d+")
 # What one process does at a time, and what a server refuses to many.
 _AT_ONCE = re.compile(
-    r"File exists|Directory not empty|Text file busy|Stale file handle|\.incomplete\b|\.lock\b"
-    r"|\b429\b"
+    r"^(?:FileExists|FileNotFound|OS)Error: .*(?:File exists|Directory not empty|Text file busy"
+    r"|Stale file handle|\.incomplete\b|\.lock\b)"
 )
 _TOGETHER = "ranks that do this at the same time disturb each other"
 _FIRST = (

@@ -338,20 +338,24 @@ def lower_kills_of_launcher(scanned: Scanned, candidates: Sequence[Candidate]) -
     """Lower SIGKILLs of torchrun, which ends so what has not ended 30 s after the first failure."""
     codes = [int(match.groups["code"]) for match in scanned.of("table-exit")]
     ends = [match.groups["time"] for match in scanned.of("table-time")]
-    if not codes or codes[-1] == _SIGKILL or not (scanned.of("forced") or _are_late(ends)):
+    # Of several tables it is open which node failed first.
+    if len(scanned.of("root-cause")) != 1 or not codes or codes[-1] == _SIGKILL:
+        return list(candidates)
+    late = [end for end, code in zip(ends, codes, strict=False) if code == _SIGKILL]
+    if not (_are_late(late, ends[-1:]) if late else scanned.of("forced")):
         return list(candidates)
     what = "torchrun killed a rank that had not ended 30 s after the first failure (SIGKILL)"
     lowered = partial(replace, tier=Tier.RANKS_ENDED, what=what)
     return changed(candidates, lowered, key="exit--9")
 
 
-def _are_late(ends: Sequence[str]) -> bool:
-    """Return whether a rank ended torchrun's 30 s after the first failure, which is the last."""
+def _are_late(ends: Sequence[str], first: Sequence[str]) -> bool:
+    """Return whether all these ranks ended torchrun's 30 s after the first failure."""
     try:
-        times = [datetime.strptime(end, "%Y-%m-%d_%H:%M:%S") for end in ends]
+        *times, begin = [datetime.strptime(end, "%Y-%m-%d_%H:%M:%S") for end in (*ends, *first)]
     except ValueError:  # a damaged line
         return False
-    return bool(times) and (max(times) - times[-1]).total_seconds() >= _GRACE_S
+    return (min(times) - begin).total_seconds() >= _GRACE_S
 
 
 def blame_server(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:

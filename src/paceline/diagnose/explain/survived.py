@@ -16,6 +16,7 @@ _STEP = re.compile(
     r" ?/ ?\d+\b",
     re.IGNORECASE,
 )
+_BAR = re.compile(r"\d+%\|.*?\| *\d+/\d+")  # as tqdm draws it
 _EPOCH = re.compile(r"\bepoch\b\D{0,4}(?P<epoch>\d+(?:\.\d+)?)", re.IGNORECASE)
 _OWN_STEPS = 2  # of the process itself: it is alive
 # Of processes without labels: more steps than others make before they notice a dead peer.
@@ -82,7 +83,8 @@ def new_steps(scanned: Scanned) -> list[_Step]:
         position = (epochs.get(line.source, 0), int(step["step"] or step["of"])) if step else None
         if epoch and not step:
             position = (float(epoch["epoch"]), 0)
-        bar = step["of"] if step and "|" in line.body else None
+        redrawn = _BAR.search(line.body)
+        bar = redrawn[0] if redrawn else None
         if bar is None or drawn.get(line.source) != bar:
             steps.append(_Step(line, position))
         drawn[line.source] = bar

@@ -133,3 +133,13 @@ def test_a_rank_that_torchrun_killed_after_30_s_did_not_run_out_of_memory(
 def test_a_damaged_time_in_the_table_says_nothing():
     text = "Root Cause (first observed failure):\n" + BLOCK.format(second="99", rank=0, code=1)
     assert judge(text.splitlines(keepends=True)).findings
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["TypeError: cannot pickle '_thread.lock' object", "AssertionError: expected 429, got 430"],
+)
+def test_what_ranks_do_not_share_is_not_said_to_be_done_at_once(message):
+    text = "".join(f"[rank{rank}]: {message}\n" for rank in range(2))
+    finding = judge([f"[rank0]: Traceback (most recent call last):\n{text}"]).findings[0]
+    assert "at the same time" not in finding.why

@@ -58,7 +58,7 @@ def made_by(script: Script, call: ast.Call) -> str:
 
 
 def _chosen(script: Script, call: ast.Call) -> str:
-    """Return the full name of a class of ``_MAKERS`` that a name such as ``Sampler`` stands for.
+    """Return the full name of DistributedSampler, if a name such as ``Sampler`` stands for it.
 
     ``Sampler = RandomSampler if one_process else DistributedSampler``: what ranks get counts.
     """
@@ -68,7 +68,7 @@ def _chosen(script: Script, call: ast.Call) -> str:
         if isinstance(value.value, ast.IfExp):
             choices = [value.value.body, value.value.orelse]
         names = [script.full(choice) for choice in choices]
-        known = [name for name in names if name.rpartition(".")[2] in _MAKERS]
+        known = [name for name in names if name.endswith(".DistributedSampler")]
         if len(known) == 1:
             return known[0]
     return ""

@@ -15,7 +15,7 @@ _LOCAL_HOST = re.compile(r"localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|\[?::1\]?")
 _ITSELF = frozenset({"HOSTNAME", "SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR", "HOST"})
 _WHOLE_LIST = frozenset({"SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"})
 _ALL_HOSTS = re.compile(r"scontrol\s+show\s+host(?:name)?s?\b[^|]*")
-_DRAWN = re.compile(r"\bRANDOM\b|\bshuf\b|\buuidgen\b|\bdate\b")
+_DRAWN = re.compile(r"\bRANDOM\b|\$\((shuf|uuidgen|date)( -[in]\S* \S+| \+%[sN]+)*\)")
 _SHARED_BY_NODES = ("rdzv_id", "rdzv_endpoint", "master_port", "main_process_port")
 _OPTION = {
     "node_rank": {"accelerate launch": "--machine_rank", "fabric run": "--node-rank"},
@@ -436,7 +436,10 @@ def drawn_on_each_node(case: Case) -> Iterator[Finding]:
     """Find rendezvous ids and ports that each node draws for itself."""
     for launch in case.training:
         step_nodes = together(case, launch)
-        values = [launch.options.get(name, "") for name in _SHARED_BY_NODES] if step_nodes else []
+        # Launchers without a number of nodes, or that set RANDOM, may be independent on purpose.
+        if not step_nodes or launch.says.get("nnodes", "1") == "1" or case.assigned("RANDOM"):
+            continue
+        values = [launch.options.get(name, "") for name in _SHARED_BY_NODES]
         for symbol in [symbol for value in values for symbol in case.symbols.of(value)]:
             if symbol.place != NODE or not _DRAWN.search(symbol.text):
                 continue

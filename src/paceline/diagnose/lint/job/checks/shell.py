@@ -19,7 +19,7 @@ _OPTION_ALONE = re.compile(r"--?[A-Za-z]")
 _SHELLS_OWN = names("HOSTNAME HOST HOME USER PWD RANDOM SECONDS UID SLURMD_NODENAME")
 _EXPORTS_ALL = re.compile(r"\bset\s+-\w*a|allexport|--export\b")
 _FOR_PROGRAMS = re.compile(
-    r"MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|OMP_NUM_THREADS|(NCCL|TORCH|GLOO|PYTORCH)_\w+"
+    r"MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|OMP_NUM_THREADS|(NCCL|GLOO)_\w+"
 )
 # Options of the rendezvous, and their usual values.
 _ADDRESS = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
@@ -219,9 +219,7 @@ def never_exported(case: Case) -> Iterator[Finding]:
         return
     for name in dict.fromkeys(setting.name for setting in case.trace.settings):
         setting = case.assigned(name)
-        used = (
-            rf"\$\{{?{name}\b|\b(export|declare|typeset|env|unset)\b.*\b{name}\b|--export\S*{name}"
-        )
+        used = rf"\b{name}\b(?!\+?=)|\b(declare|typeset|env)\b.*\b{name}=|export +\"?\$"
         if setting is None or case.exported(name) or not _FOR_PROGRAMS.fullmatch(name):
             continue
         if not re.search(used, case.code):

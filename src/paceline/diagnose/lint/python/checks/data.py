@@ -72,7 +72,8 @@ def seed_differs(script: Script) -> Iterator[Finding]:
     for call in loaders.samplers(script):
         seed = argument(call, "seed", 4)
         values = script.candidates(seed, call) if seed is not None else []
-        if not any(is_rank(script, part) for value in values for part in ast.walk(value)):
+        is_sorted = constant(argument(call, "shuffle", 3)) is False
+        if is_sorted or not any(_adds_rank(script, value) for value in values):
             continue
         yield script.finding(
             "same-data-on-all-ranks",
@@ -81,6 +82,13 @@ def seed_differs(script: Script) -> Iterator[Finding]:
             why="each rank shuffles otherwise: samples are read by several ranks, others by none",
             fix="the same seed on every rank; DistributedSampler gives each rank its own share",
         )
+
+
+def _adds_rank(script: Script, seed: ast.expr) -> bool:
+    """Return whether a rank is added to a seed, or multiplied with it, as it is."""
+    if isinstance(seed, ast.BinOp) and isinstance(seed.op, ast.Add | ast.Mult | ast.Mod):
+        return _adds_rank(script, seed.left) or _adds_rank(script, seed.right)
+    return is_rank(script, seed)
 
 
 def _shuffles(call: ast.Call) -> bool:

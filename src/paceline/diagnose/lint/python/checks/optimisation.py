@@ -45,11 +45,12 @@ def backward_not_accelerator(script: Script) -> Iterator[Finding]:
         for constructor in makes(script, "accelerator")
         for keyword in constructor.keywords
         if keyword.arg in _WITHOUT_EFFECT
-        and constant(keyword.value) not in _WITHOUT_EFFECT[keyword.arg]
+        and constant(keyword.value) not in (..., *_WITHOUT_EFFECT[keyword.arg])
     ]
-    if not scaling or any(call.args or not receiver(call) for call in calls):
+    divides = "gradient_accumulation_steps" in _factors(script)
+    if not scaling or divides or any(call.args or call.keywords for call in calls):
         return
-    for call in calls:
+    for call in filter(receiver, calls):
         yield script.finding(
             "backward-not-accelerator",
             call,

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.objects import argument, kinds, makes
 from paceline.diagnose.lint.python.ranks import in_rank_block, mentions_rank, runs_alone
-from paceline.diagnose.lint.python.script import Script, has_unknown_arguments, inside
+from paceline.diagnose.lint.python.script import Script, has_unknown_arguments, inside, receiver
 from paceline.errors import Finding
 from paceline.text.syntax import dotted, last, words
 
 _NOT_A_FILE = re.compile(r"BytesIO|(^|_)(buf|buffer|bio|stream|memory)(_|$)|io$", re.I)
+_WITHOUT_TENSORS = re.compile(r"sched|scaler", re.I)
 _SAVES = ("save", "save_checkpoint", "save_model")
 _DEPTH = 4
 
@@ -50,24 +51,28 @@ def map_location_missing(script: Script) -> Iterator[Finding]:
     Only files that train on GPUs in several ranks and load the values into a model or an optimizer
     are looked at.
     """
-    saves = any(script.full(call.func) == "torch.save" for call in script.calls)
-    uses_gpus = any(
-        isinstance(node, ast.Constant) and node.value == "nccl" for node in script.nodes
-    )
-    if not (saves and uses_gpus and makes(script, "ddp", "fsdp")):
+    saves = [call for call in script.calls if script.full(call.func) == "torch.save"]
+    paths = {ast.unparse(path) for call in saves if (path := argument(call, "f", 1)) is not None}
+    texts = {node.value for node in script.nodes if isinstance(node, ast.Constant)}
+    if "nccl" not in texts or "CUDA_VISIBLE_DEVICES" in texts or not makes(script, "ddp"):
         return
+    if script.calls_of("cpu"):
+        return  # what is moved to the CPU before it is saved stays there
     for call in script.calls:
         if script.full(call.func) != "torch.load" or has_unknown_arguments(call):
             continue
         if argument(call, "map_location", 1) is not None or not _runs_on_every_rank(script, call):
+            continue
+        path = argument(call, "f", 0)
+        if path is None or ast.unparse(path) not in paths or _is_of_the_rank(script, path, call, 0):
             continue
         if not _is_taken_over(script, call):
             continue
         yield script.finding(
             "map-location-missing",
             call,
-            "every rank loads this checkpoint onto the GPU of the rank that saved it",
-            why="GPU 0 holds a copy and a context for each rank, and may run out of memory",
+            "every rank loads this checkpoint onto the GPU that it was saved from",
+            why="that GPU holds a copy and a context for each rank, and may run out of memory",
             fix='torch.load(..., map_location="cpu")  # load_state_dict moves the values',
         )
 
@@ -76,6 +81,8 @@ def _is_taken_over(script: Script, load: ast.Call) -> bool:
     """Return whether what is loaded is given to a load_state_dict."""
     names = set(loaders.targets(script, load))
     for call in script.calls_of("load_state_dict"):
+        if _WITHOUT_TENSORS.search(receiver(call)):
+            continue
         parts = [part for argument in call.args for part in ast.walk(argument)]
         if load in parts or any(dotted(part) in names for part in parts):
             return True

@@ -16,11 +16,15 @@ def made(arguments):
 
 WRONG = {
     "accumulation": made("gradient_accumulation_steps=4") + OWN,
-    "accumulation of an argument": made("gradient_accumulation_steps=args.n") + OWN,
     "fp16": made("mixed_precision='fp16'") + OWN,
-    "precision of an argument": made("mixed_precision=args.precision, log_with='wandb'") + OWN,
 }
 RIGHT = {
+    "accumulation of an argument": made("gradient_accumulation_steps=args.n") + OWN,
+    "precision of an argument": made("mixed_precision=args.precision, log_with='wandb'") + OWN,
+    "by name": made("gradient_accumulation_steps=4")
+    + STEP.format("accelerator.backward(loss=loss)"),
+    "divided": made("gradient_accumulation_steps=4")
+    + STEP.format("(loss / accelerator.gradient_accumulation_steps).backward()"),
     "accelerator": made("gradient_accumulation_steps=4") + PREPARED,
     "attribute": made("mixed_precision='fp16'")
     + PREPARED.replace("accelerator", "self.accelerator"),
