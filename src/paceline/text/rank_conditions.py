@@ -30,7 +30,7 @@ _GROUP_RANK = re.compile(
     re.I,
 )
 _NOT_A_RANK = re.compile(r"lora|matrix|ranks$|low_rank|tensor_rank|_r$|page|numerical", re.I)
-# Calls and variables that are the rank whatever they are assigned to.
+# Expressions that are the rank of this process, also where a name such as ``r`` stands for them.
 _OWN_RANK = re.compile(
     r"((torch\.)?(dist|distributed|hvd|xm)\.)?get_((global|local|world)_)?(rank|ordinal)\(\)"
     r"|(int\()?os\.(environ\[|environ\.get\(|getenv\()'(LOCAL_)?RANK'.*"
@@ -279,19 +279,18 @@ def _meant(names: Names, node: ast.expr) -> ast.expr:
     if not isinstance(node, ast.Name) or is_rank(names, node) or _is_counted(names, node):
         return node
     values = [value.value for value in names.assigned(node.id, node) if value.place < 0]
-    ranks = [
-        value
-        for value in values
-        if isinstance(value, ast.Call | ast.Subscript)
-        and is_rank(names, value)
-        # row["rank"] is a column; variables of the environment are in upper case
-        and not any(text.islower() for text in _texts(value))
-        and _OWN_RANK.fullmatch(ast.unparse(value))
-    ]
+    ranks = [value for value in values if _is_own_rank(names, value)]
     others = [value for value in values if value not in ranks]
-    if ranks and _is_counted_up(names, node):
+    if not ranks or any(constant(other) is ... for other in others):
         return node
-    return ranks[0] if ranks and all(constant(other) is not ... for other in others) else node
+    return node if _is_counted_up(names, node) else ranks[0]
+
+
+def _is_own_rank(names: Names, value: ast.expr) -> bool:
+    """Return whether a value is certainly the rank of this process, and not a column ``"rank"``."""
+    if not is_rank(names, value) or any(text.islower() for text in _texts(value)):
+        return False
+    return _OWN_RANK.fullmatch(ast.unparse(value)) is not None
 
 
 def _is_counted_up(names: Names, node: ast.Name) -> bool:

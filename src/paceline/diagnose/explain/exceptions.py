@@ -13,7 +13,7 @@ from paceline.signatures.tracebacks import Raised
 
 _WRITING = ("mkdir", "makedirs", "_open_zipfile_writer_file", "save")
 _DIGITS = re.compile(r"\d+")
-# What one process does at a time, and what a server refuses to many.
+# Errors of files that another process makes, deletes or holds at that moment.
 _AT_ONCE = re.compile(
     r"^(?:FileExists|FileNotFound|OS)Error: .*(?:File exists|Directory not empty|Text file busy"
     r"|Stale file handle|\.incomplete\b|\.lock\b)"
@@ -118,6 +118,7 @@ def _candidate(
     rank = raised.line.rank
     together = _AT_ONCE.search(text) is not None and _is_distributed(scanned)
     alone = len(scanned.ranks) > 1 and _is_of_one_rank(raised, everything)
+    why = _TOGETHER if together else _ORDINARY
     where = f" (on rank {rank}{' alone' if alone else ''})" if rank else ""
     return Candidate(
         name,
@@ -126,7 +127,7 @@ def _candidate(
         shorten(text) + where,
         where=frame.place if frame is not None else "",
         evidence=_evidence(raised),
-        why=(_TOGETHER if together else _ORDINARY) if name == "user-exception" else "",
+        why=why if name == "user-exception" else "",
         fix=_FIRST if together else _advice(raised, name),
         key="alone" if alone else "",
         source=raised.line.source,

@@ -241,6 +241,7 @@ _ALONE = (
     " os._exit(n) ends so too"
 )
 _SIGKILL = -9
+_TABLE_TIME = "%Y-%m-%d_%H:%M:%S"  # in torchrun's table of failures
 _GRACE_S = 25  # of the 30 s; a table counts whole seconds, and a busy launcher looks late
 _ELASTIC = "torch.distributed.elastic"  # torch's launcher
 
@@ -342,20 +343,21 @@ def lower_kills_of_launcher(scanned: Scanned, candidates: Sequence[Candidate]) -
     if len(scanned.of("root-cause")) != 1 or not codes or codes[-1] == _SIGKILL:
         return list(candidates)
     late = [end for end, code in zip(ends, codes, strict=False) if code == _SIGKILL]
-    if not (_are_late(late, ends[-1:]) if late else scanned.of("forced")):
+    if not (_are_late(late, ends[-1]) if late else scanned.of("forced")):
         return list(candidates)
     what = "torchrun killed a rank that had not ended 30 s after the first failure (SIGKILL)"
     lowered = partial(replace, tier=Tier.RANKS_ENDED, what=what)
     return changed(candidates, lowered, key="exit--9")
 
 
-def _are_late(ends: Sequence[str], first: Sequence[str]) -> bool:
+def _are_late(ends: Sequence[str], first: str) -> bool:
     """Return whether all these ranks ended torchrun's 30 s after the first failure."""
     try:
-        *times, begin = [datetime.strptime(end, "%Y-%m-%d_%H:%M:%S") for end in (*ends, *first)]
+        times = [datetime.strptime(end, _TABLE_TIME) for end in ends]
+        waited = min(times) - datetime.strptime(first, _TABLE_TIME)
     except ValueError:  # a damaged line
         return False
-    return (min(times) - begin).total_seconds() >= _GRACE_S
+    return waited.total_seconds() >= _GRACE_S
 
 
 def blame_server(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:

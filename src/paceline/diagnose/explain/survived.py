@@ -83,8 +83,8 @@ def new_steps(scanned: Scanned) -> list[_Step]:
         position = (epochs.get(line.source, 0), int(step["step"] or step["of"])) if step else None
         if epoch and not step:
             position = (float(epoch["epoch"]), 0)
-        redrawn = _BAR.search(line.body)
-        bar = redrawn[0] if redrawn else None
+        progress_bar = _BAR.search(line.body)
+        bar = progress_bar[0] if progress_bar else None
         if bar is None or drawn.get(line.source) != bar:
             steps.append(_Step(line, position))
         drawn[line.source] = bar

@@ -39,9 +39,9 @@ MIN_STEPS = 8  # fewer say nothing
 # difference is this many standard errors (from the median absolute deviation) away from zero.
 MIN_SHARE = 0.04
 MIN_ERRORS = 6.0
-# Ranks are synchronised if this share of how much later a rank comes to an exchange than the others
-# is left at its end. Independent ranks keep all of it.
-KEPT = 0.5
+# Ranks are synchronised if at most this share of a rank's lateness before an exchange is left at
+# its end. Independent ranks keep all of it.
+MOST_KEPT = 0.5
 # A rank may have waited for another one that fell behind earlier, by this share of its delay.
 ALIKE = 0.8
 _MOST_SUSPECTS = 5  # that are described
@@ -161,14 +161,17 @@ def are_synchronised(steps: Sequence[Step]) -> bool:
     its exchange. What is kept is the slope of a regression: where ranks share CPUs, the end of an
     exchange is spread by some milliseconds that have nothing to do with who came late.
     """
-    kept = before = 0.0
+    covariance = variance = 0.0  # of lateness before and after an exchange, and of that before it
     for step in steps:
-        arrivals = _arrivals(step)
-        came, left = statistics.fmean(arrivals.values()), statistics.fmean(map(sum, step.values()))
+        arrivals, ends = _arrivals(step), {rank: sum(step[rank]) for rank in step}
+        mean_arrival, mean_end = (
+            statistics.fmean(arrivals.values()),
+            statistics.fmean(ends.values()),
+        )
         for rank, arrival in arrivals.items():
-            before += (arrival - came) ** 2
-            kept += (arrival - came) * (sum(step[rank]) - left)
-    return kept <= KEPT * before
+            variance += (arrival - mean_arrival) ** 2
+            covariance += (arrival - mean_arrival) * (ends[rank] - mean_end)
+    return covariance <= MOST_KEPT * variance
 
 
 def _arrivals(step: Step) -> dict[int, int]:

@@ -82,10 +82,10 @@ class StageClock:
         if self._step:
             self._finish()
         every = 1
-        if self._times_all and steps <= EARLY.start:
-            self.cpu_ns_at = (steps, process_time_ns())
         if not self._times_all:
             every = choose_every(step_ns, CUDA_COST_NS if on_gpu else WALL_COST_NS)
+        elif steps <= EARLY.start:
+            self.cpu_ns_at = (steps, process_time_ns())
         self._mark = _event if on_gpu else monotonic_ns
         due = next_timed(steps, every)
         if due == steps and release is not None:

@@ -80,9 +80,11 @@ def _write_facts(slot: memoryview[int], stages: StageClock) -> None:
     folder, rank = env.read(env.RUN_DIR), env.read(env.RANK)
     if folder is None or rank is None:
         return
-    losses, fetches = counters.losses_in(slot), stages.fetches
+    losses = counters.losses_in(slot)
+    fetches = stages.fetches
     first_step, first_ns = stages.cpu_ns_at
-    cpu_s, num_steps = 1e-9 * (time.process_time_ns() - first_ns), slot[counters.STEPS] - first_step
+    num_steps = slot[counters.STEPS] - first_step
+    cpu_s = 1e-9 * (time.process_time_ns() - first_ns)
     finite = {str(step): loss for step, loss in sorted(losses.items()) if math.isfinite(loss)}
     facts = {
         "losses": finite,

@@ -122,7 +122,7 @@ def _not_held_back(case: BrakeCase, *, is_alone: bool) -> Brake:
         if case.largest.num_ranks == 1:
             sentence = f"waiting for data takes {share:.0%} of the time"
         return Brake(DATA, sentence, f"paceline tune {case.script}")
-    # Each step measures its waiting itself, whatever the efficiency's interval is.
+    # The waiting is measured in each step, so it is known also where the efficiency is not.
     if _share(case.largest.parts, "waiting") >= WAITING_SHARE:
         return _waiting(case)
     if is_alone:

@@ -107,7 +107,7 @@ class Model:
 
 @dataclass(frozen=True)
 class SharedCpus:
-    """The CPUs of a node, for which ranks wait that are more than them."""
+    """The CPUs of a node, for which ranks wait if there are more ranks than CPUs."""
 
     cpus: int  # of a node; 0 if unknown
     measured: int  # most ranks of a node that were measured

@@ -63,15 +63,13 @@ def _chosen(script: Script, call: ast.Call) -> str:
     ``Sampler = RandomSampler if one_process else DistributedSampler``: what ranks get counts.
     """
     values = script.assigned(call.func.id, call) if isinstance(call.func, ast.Name) else []
-    for value in values if len(values) == 1 else []:
-        choices = [value.value]
-        if isinstance(value.value, ast.IfExp):
-            choices = [value.value.body, value.value.orelse]
-        names = [script.full(choice) for choice in choices]
-        known = [name for name in names if name.endswith(".DistributedSampler")]
-        if len(known) == 1:
-            return known[0]
-    return ""
+    if len(values) != 1:
+        return ""
+    value = values[0].value
+    choices = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+    names = [script.full(choice) for choice in choices]
+    samplers = [name for name in names if name.endswith(".DistributedSampler")]
+    return samplers[0] if len(samplers) == 1 else ""
 
 
 def kinds(script: Script, node: ast.AST, at: ast.AST | None = None, depth: int = 0) -> set[str]:

@@ -439,19 +439,18 @@ def drawn_on_each_node(case: Case) -> Iterator[Finding]:
         # Launchers without a number of nodes, or that set RANDOM, may be independent on purpose.
         if not step_nodes or launch.says.get("nnodes", "1") == "1" or case.assigned("RANDOM"):
             continue
-        values = [launch.options.get(name, "") for name in _SHARED_BY_NODES]
-        for symbol in [symbol for value in values for symbol in case.symbols.of(value)]:
-            if symbol.place != NODE or not _DRAWN.search(symbol.text):
-                continue
+        values = "".join(launch.options.get(name, "") for name in _SHARED_BY_NODES)
+        on_node = [symbol.text for symbol in case.symbols.of(values) if symbol.place == NODE]
+        drawn = next(filter(_DRAWN.search, on_node), "")
+        if drawn:
             yield case.finding(
                 "rendezvous-differs-by-node",
-                f"{symbol.text} is filled in on each of the {step_nodes} nodes: each gets another",
-                line=case.line_of(launch, symbol.text),
+                f"{drawn} is filled in on each of the {step_nodes} nodes: each gets another",
+                line=case.line_of(launch, drawn),
                 why="nodes with another id or port do not meet, and wait until the time-out",
                 fix="--rdzv_id=$SLURM_JOB_ID --rdzv_endpoint=$MASTER_ADDR:29500",
                 severity=case.severity(launch),
             )
-            break
 
 
 def fixed_port(case: Case) -> Iterator[Finding]:

@@ -219,9 +219,10 @@ def never_exported(case: Case) -> Iterator[Finding]:
         return
     for name in dict.fromkeys(setting.name for setting in case.trace.settings):
         setting = case.assigned(name)
-        used = rf"\b{name}\b(?!\+?=)|\b(declare|typeset|env)\b.*\b{name}=|export +\"?\$"
         if setting is None or case.exported(name) or not _FOR_PROGRAMS.fullmatch(name):
             continue
+        # another mention, an export in another form, or of a variable whose value is a name
+        used = rf"\b{name}\b(?!\+?=)|\b(declare|typeset|env)\b.*\b{name}=|export +\"?\$"
         if not re.search(used, case.code):
             yield case.finding(
                 "unset-variable",

@@ -258,12 +258,9 @@ def interpreter_as_script(case: Case) -> Iterator[Finding]:
     """Find launchers whose script is an interpreter: ``torchrun python train.py``."""
     for launch in case.launches:
         is_told = {"no_python", "module"} & set(launch.options) or launch.kind == "paceline run"
-        if (
-            not launch.spawns
-            or is_told
-            or launch.vague
-            or not _INTERPRETER.fullmatch(launch.script)
-        ):
+        if not launch.spawns or is_told or launch.vague:
+            continue
+        if not _INTERPRETER.fullmatch(launch.script):
             continue
         yield case.finding(
             "script-missing",

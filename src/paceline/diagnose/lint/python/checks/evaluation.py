@@ -126,9 +126,10 @@ def _reported(script: Script, evaluation: EvaluationLoop) -> ast.AST | None:
 
 def _reports(script: Script, call: ast.Call) -> bool:
     """Return whether a call prints or logs, also through a function of the file."""
-    inner = [part for function in script.functions.get(last(call), []) for part in inside(function)]
-    calls = [call, *(part for part in inner if isinstance(part, ast.Call))]
-    return any(_REPORTS.search(last(each)) for each in calls)
+    calls = [call]
+    for function in script.functions.get(last(call), []):
+        calls += [part for part in inside(function) if isinstance(part, ast.Call)]
+    return any(_REPORTS.search(name) for name in map(last, calls))
 
 
 def _returned(script: Script, function: Function, loop: ast.For) -> ast.Return | None:

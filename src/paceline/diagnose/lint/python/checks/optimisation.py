@@ -36,17 +36,14 @@ _SIZE = re.compile(
 def backward_not_accelerator(script: Script) -> Iterator[Finding]:
     """Find loss.backward() in a script whose Accelerator scales or divides the loss.
 
-    Nothing is reported if the file calls accelerator.backward(loss) anywhere, or if nothing in it
-    asks for accumulation or fp16: then both do the same.
+    Nothing is reported if the file calls accelerator.backward(loss) anywhere, if it divides the
+    loss itself, or if it does not show a number of accumulated batches or fp16: then both may do
+    the same.
     """
     calls = script.calls_of("backward")
-    scaling = [
-        keyword.arg
-        for constructor in makes(script, "accelerator")
-        for keyword in constructor.keywords
-        if keyword.arg in _WITHOUT_EFFECT
-        and constant(keyword.value) not in (..., *_WITHOUT_EFFECT[keyword.arg])
-    ]
+    constructors = makes(script, "accelerator")
+    keywords = [keyword for constructor in constructors for keyword in constructor.keywords]
+    scaling = [keyword.arg for keyword in keywords if _changes_loss(keyword)]
     divides = "gradient_accumulation_steps" in _factors(script)
     if not scaling or divides or any(call.args or call.keywords for call in calls):
         return
@@ -59,6 +56,12 @@ def backward_not_accelerator(script: Script) -> Iterator[Finding]:
             why="gradients of accumulated batches are not divided, and those of fp16 not scaled",
             fix=f"accelerator.backward({receiver(call)})",
         )
+
+
+def _changes_loss(keyword: ast.keyword) -> bool:
+    """Return whether an argument certainly makes Accelerate divide or scale the loss."""
+    value = constant(keyword.value)
+    return value is not ... and value not in _WITHOUT_EFFECT.get(keyword.arg or "", (value,))
 
 
 def accumulation_syncs_every_step(script: Script) -> Iterator[Finding]:

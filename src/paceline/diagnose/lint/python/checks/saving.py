@@ -48,8 +48,9 @@ def save_on_every_rank(script: Script) -> Iterator[Finding]:
 def map_location_missing(script: Script) -> Iterator[Finding]:
     """Find torch.load of a checkpoint that the same script saves, without map_location.
 
-    Only files that train on GPUs in several ranks and load the values into a model or an optimizer
-    are looked at.
+    Nothing is reported unless the path is that of a torch.save, the file names NCCL and wraps a
+    model in DDP, and a model or an optimizer takes the values; nor if anything in the file is moved
+    to the CPU, or each rank sees one GPU only.
     """
     saves = [call for call in script.calls if script.full(call.func) == "torch.save"]
     paths = {ast.unparse(path) for call in saves if (path := argument(call, "f", 1)) is not None}
