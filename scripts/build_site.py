@@ -29,6 +29,11 @@ from reference import finding_page
 
 from paceline.codes import CODES
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).parents[1]
 STAGED = ROOT / ".site" / "docs"
 BUILT = ROOT / ".site" / "html"
@@ -179,6 +184,34 @@ def relative_missing_page() -> None:
     place.write_text(text.replace("<head>", f"<head>{BASE}", 1), encoding="utf-8")
 
 
+def llms_text() -> str:
+    """Return the text for language models (llmstxt.org): what paceline is, and all pages by section."""
+    config = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
+    skill = (ROOT / "src/paceline/cli/skill.md").read_text(encoding="utf-8")
+    pages = dict(staged_pages())
+    blocks = [
+        f"# {config['site_name']}",
+        f"> {config['site_description']}",
+        skill.partition("\n\n")[2],
+    ]
+    for section in config["nav"]:
+        for title, entries in section.items():
+            blocks.append(f"## {title}\n\n" + "\n".join(_llms_lines(entries, pages)))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _llms_lines(entries: list[Any], pages: dict[str, str]) -> Iterator[str]:
+    """Yield a line for each page below an entry of the navigation."""
+    for entry in entries:
+        if not isinstance(entry, str):
+            for below in entry.values():
+                yield from _llms_lines(below if isinstance(below, list) else [below], pages)
+            continue
+        title = re.search(r"^# (.+)$", pages[entry], re.MULTILINE)
+        name = title[1] if title else entry
+        yield f"- [{name}]({entry.removesuffix('.md')}.html)"
+
+
 def main() -> int:
     """Build the site and return zensical's exit status."""
     stage()
@@ -192,6 +225,7 @@ def main() -> int:
     if ended.returncode == 0:
         order_search()
         relative_missing_page()
+        (BUILT / "llms.txt").write_text(llms_text(), encoding="utf-8")
         print(f"site: {place}; to read it: python -m http.server -d {place}", file=sys.stderr)
     elif is_strict:
         print("site: warnings are errors; their lines are those of .site/docs", file=sys.stderr)

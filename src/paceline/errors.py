@@ -109,7 +109,7 @@ class Notice:
 
     def to_json(self) -> dict[str, Any]:
         """Return the notice as a dictionary for JSON."""
-        return {"what": self.what, "details": list(self.details), "advice": self.advice}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Notice:

@@ -106,6 +106,16 @@ def test_pages_are_changed_for_the_site(build_site, path, text, expected):
     assert build_site.site_text(text, path) == expected
 
 
+def test_language_models_get_what_to_call_and_every_page(build_site):
+    text = build_site.llms_text()
+    assert text.startswith("# paceline\n\n> ") and "## What never to do" in text
+    assert "- [Lint job scripts and training scripts](guides/lint.html)" in text
+    config = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))
+    assert text.count("](") == len(
+        re.findall(r'"[\w/-]+\.md"', str(config["project"]["nav"]).replace("'", '"'))
+    )
+
+
 def test_a_finding_has_a_page_with_its_references_as_links(build_site):
     page = build_site.finding_page("data-bound")
     assert page.startswith("# data-bound\n\n`RUN049` · A run that failed")

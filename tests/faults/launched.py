@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import signal
 import threading
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from printed_json import read_json
 from starting import Running
 
 _WARM = "paceline-warm"
@@ -107,7 +107,7 @@ class Launched:
             if report := _REPORT.search(
                 line.text
             ):  # perhaps behind what a rank printed without a line feed
-                return json.loads(report[0])["findings"]
+                return read_json("run", report[0])["findings"]
         return [{"name": name, "what": what} for name, what in self.printed.items()]
 
     @property

@@ -17,6 +17,7 @@ import pytest
 from faults import stage as stages
 from faults.stage import START_S
 from paceline.launch.monitor import child_stacks
+from printed_json import read_json
 
 SECONDS = 5
 PLACE = r"\btrain\.py:\d+"
@@ -61,7 +62,7 @@ def why(*words, seconds=SECONDS, status=0):
     ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == status, ended.stdout + ended.stderr
-    (run,) = json.loads(ended.stdout)["runs"]
+    (run,) = read_json("why", ended.stdout)["runs"]
     return run
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from faults.hosts import hosts, slow_loopback
 from paceline.measure import bench_file
 from paceline.rundir.files import RunDir
+from printed_json import read_json
 from starting import FRAMEWORKS, NEEDS, paceline
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -22,7 +22,7 @@ BRAKED = SCRIPTS / "braked.py"
 def bench(folder, *words, before=()):
     """The JSON of a bench of one round on one and two ranks."""
     options = ("--world", "1,2", "--oversubscribe", "--steps", 24, "--rounds", 1, "--json")
-    return json.loads(paceline(folder, "bench", *options, *words, before=before).stdout)
+    return read_json("bench", paceline(folder, "bench", *options, *words, before=before).stdout)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,9 @@ def test_every_framework_is_measured_and_reported(tmp_path, framework):
     assert min(rows[1]["parts"].values()) >= 0 < rows[1]["parts"]["compute"]
     assert result["gradient_bytes"] > 0
     run_dir = result["run_dir"]
-    reported = json.loads(paceline(tmp_path, "report", run_dir, "--json").stdout)["runs"][0]
+    reported = read_json("report", paceline(tmp_path, "report", run_dir, "--json").stdout)["runs"][
+        0
+    ]
     assert [row["world"] for row in reported["scaling"]] == [1, 2]
     assert reported["scaling"][1]["efficiency"] == pytest.approx(rows[1]["efficiency"]["value"])
     assert "measured with 1 and 2 ranks" in paceline(tmp_path, "report", run_dir, "--text").stdout

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
+from printed_json import read_json
 from starting import paceline
 
 SHORT = ("--seconds", "1", "--rounds", "2")
@@ -18,7 +17,7 @@ def test_ranks_of_this_node_are_measured(tmp_path):
     words = ("bench", "network", "--nproc-per-node", "3", *SHORT, "--json")
     ended = paceline(tmp_path, *words)
     assert list(tmp_path.glob("*.was-run")) == []
-    result = json.loads(ended.stdout)
+    result = read_json("bench network", ended.stdout)
     assert (result["kind"], result["backend"]) == ("network", "gloo")
     assert (result["world"], result["num_nodes"], len(result["hosts"])) == (3, 1, 3)
     sizes = [point["bytes"] for point in result["points"]]
@@ -38,7 +37,7 @@ def test_under_torchrun_the_command_is_a_rank(command):
     words = ("--nproc-per-node", "2", "-m", "paceline", "bench", "network", *SHORT, "--json")
     ended = command.run(*words, program="torchrun")
     assert ended.status == 0, ended.err
-    assert json.loads(ended.out)["world"] == 2  # printed once
+    assert read_json("bench network", ended.out)["world"] == 2  # printed once
 
 
 @pytest.mark.parametrize(

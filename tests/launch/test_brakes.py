@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
 from faults.hosts import hosts, slow_loopback
+from printed_json import read_json
 from starting import paceline
 
 BRAKED = Path(__file__).parent / "scripts" / "braked.py"
@@ -18,7 +18,7 @@ def trained(folder, *arguments, before=()):
     """What a run of the braked script on two ranks reports: its JSON and its last lines."""
     options = ("--nproc-per-node", 2, "--run-dir", "run", "--json")
     ended = paceline(folder, "run", *options, BRAKED, *arguments, before=before)
-    return json.loads(ended.stdout.splitlines()[-1]), ended.stderr
+    return read_json("run", ended.stdout.splitlines()[-1]), ended.stderr
 
 
 def named_everywhere(folder, report, err, *, name, words, fix):
@@ -27,7 +27,7 @@ def named_everywhere(folder, report, err, *, name, words, fix):
     assert (finding["name"], finding["severity"]) == (name, "hint")
     assert f"hint {finding['code']} {name}: {words}" in err
     assert f"  fix: {fix}" in err
-    shown = json.loads(paceline(folder, "top", "run", "--once", "--json").stdout)
+    shown = read_json("top", paceline(folder, "top", "run", "--once", "--json").stdout)
     assert [found["name"] for found in shown["findings"]] == [name]
     reported = paceline(folder, "report", "run", "--text").stdout
     assert f"hint {finding['code']} {name}: {words}" in reported

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from printed_json import read_json
 from starting import free_port
 
 
@@ -25,7 +24,7 @@ def test_all_nodes_tell_what_was_found_on_each(command):
     ]
     ended = [running.wait() for running in started]
     assert [end.status for end in ended] == [0, 0], [end.err for end in ended]
-    told = [json.loads(end.out) for end in ended]
+    told = [read_json("run", end.out) for end in ended]
     assert told[0] == told[1]
     assert len(told[0]["nodes"]) == 2
     assert all(node["facts"] for node in told[0]["nodes"])
@@ -47,7 +46,7 @@ def test_nodes_that_cannot_work_together_end_as_in_a_run(command):
         *("--node-rank", 0, "--roll-call-timeout", 2),
     )
     assert ended.status == 1
-    (finding,) = json.loads(ended.out)["findings"]
+    (finding,) = read_json("run", ended.out)["findings"]
     assert finding["name"] == "node-missing"
 
 

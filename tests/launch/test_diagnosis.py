@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 
 import pytest
 
+from printed_json import read_json
 from starting import BIN
 
 OUT_OF_MEMORY = """\
@@ -48,7 +48,7 @@ def test_a_log_is_read_from_a_pipe():
 def test_the_same_as_data(tmp_path):
     (tmp_path / "run.log").write_text(OUT_OF_MEMORY)
     ended = paceline("explain", "--json", "run.log", folder=tmp_path)
-    first = json.loads(ended.stdout)["findings"][0]
+    first = read_json("explain", ended.stdout)["findings"][0]
     assert first["name"] == "cuda-oom"
     assert {"code", "name", "severity", "what", "where", "evidence", "fix"} <= set(first)
 
@@ -63,14 +63,14 @@ def test_what_cannot_be_read_is_refused_in_the_form_that_was_asked_for(tmp_path,
     assert ended.returncode == 2
     assert "input-unreadable" in ended.stderr
     if json_too:
-        assert json.loads(ended.stdout)["findings"][0]["name"] == "input-unreadable"
+        assert read_json("explain", ended.stdout)["findings"][0]["name"] == "input-unreadable"
 
 
 def test_a_job_script_is_linted(tmp_path):
     (tmp_path / "job.sbatch").write_text(NO_SRUN)
     ended = paceline("lint", "--json", "job.sbatch", folder=tmp_path)
     assert ended.returncode == 1, ended.stderr
-    found = {each["name"]: each for each in json.loads(ended.stdout)["findings"]}
+    found = {each["name"]: each for each in read_json("lint", ended.stdout)["findings"]}
     assert found["missing-srun"]["where"].startswith("job.sbatch:7")
 
 
@@ -81,7 +81,7 @@ def test_a_script_that_is_right_is_no_fault(tmp_path):
 
 def test_the_doctor_answers_here(tmp_path):
     ended = paceline("doctor", "--json", folder=tmp_path)
-    told = json.loads(ended.stdout)
+    told = read_json("doctor", ended.stdout)
     assert set(told) == {"findings", "facts"}
     assert ended.returncode == int(any(each["severity"] == "error" for each in told["findings"]))
 

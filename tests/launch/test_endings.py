@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from printed_json import read_json
+
 START = "import os, sys, time\nrank = int(os.environ['RANK'])\n"
 
 
@@ -376,7 +378,7 @@ def test_restarts_run_out(command):
 def test_json_prints_the_same_finding(command):
     command.script("raise ValueError('bad')")
     ended = command.run("--nproc-per-node", "2", "--json", "train.py")
-    report = json.loads(ended.out)
+    report = read_json("run", ended.out)
     assert report["exit_status"] == 1
     finding = report["findings"][0]
     assert (finding["name"], finding["code"]) == ("user-exception", "RUN001")

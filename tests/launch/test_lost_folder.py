@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 
 import pytest
+
+from printed_json import read_json
 
 pytestmark = pytest.mark.ci
 
@@ -182,6 +183,6 @@ def test_the_null_device_as_log_folder_stays_a_device(command):
 def test_the_outcome_for_programs_is_whole_too(command):
     write(command, then=FAILS)
     ended = command.run("--nproc-per-node", "2", "--json", "train.py")
-    assert [finding["name"] for finding in json.loads(ended.out.splitlines()[-1])["findings"]] == [
-        "script-error-on-one-rank"
-    ]
+    assert [
+        finding["name"] for finding in read_json("run", ended.out.splitlines()[-1])["findings"]
+    ] == ["script-error-on-one-rank"]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from fake_slurm import cluster
+from printed_json import read_json
 from starting import BIN, commands
 
 GOOD = """\
@@ -88,7 +87,7 @@ def test_a_right_profile_is_told_of_line_by_line(check, tmp_path):
 )  # fmt: skip
 def test_what_is_wrong_is_found(old, new, name, what, check):
     done = check(GOOD.replace(old, new), "--json")
-    told = json.loads(done.out)
+    told = read_json("profile check", done.out)
     (finding,) = told["findings"]
     assert (finding["name"], done.err) == (name, "")
     assert what in finding["what"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 
 import pytest
 
 from paceline.rundir.proofs import read_proof
+from printed_json import read_json
 from starting import BIN
 
 pytestmark = [pytest.mark.ci, pytest.mark.cold, pytest.mark.timeout(300)]
@@ -136,7 +136,7 @@ def test_a_right_loss_is_proven_and_a_wrong_one_found(command, script):
     ), right.err
     wrong = proven(command, script, "wrong", options=("--json",))
     assert wrong.status == 1, wrong.err
-    (found,) = json.loads(wrong.out)["findings"]
+    (found,) = read_json("run", wrong.out)["findings"]
     assert found["name"] == "loss-mixes-rows"
     assert found["where"].startswith("train.py:")
 

@@ -15,6 +15,7 @@ import pytest
 
 from fake_slurm import FakeSlurm, cluster
 from paceline.diagnose import lint
+from printed_json import read_json
 from starting import BIN, commands
 
 GOLDENS = Path(__file__).with_name("golden_submit")
@@ -346,7 +347,7 @@ def test_a_job_is_submitted_and_told_of(place):
 def test_a_program_is_told_in_json(place):
     place.slurm.answer("sbatch", "12;alps\n")
     done = place.submit("--json", "--run-dir", "mine", "train.py")
-    told = json.loads(done.out)
+    told = read_json("submit", done.out)
     assert (told["job_id"], told["cluster"], told["follow"]) == (
         "12",
         "alps",

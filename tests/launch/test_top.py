@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from printed_json import read_json
 from starting import BIN
 
 pytestmark = pytest.mark.ci
@@ -42,7 +42,7 @@ def test_where_the_time_went_is_said_of_every_framework(command, framework):
     text = (SCRIPTS / f"{framework}_train.py").read_text()
     ended = trained(command, text.replace("= 128, 8, 3,", f"= 128, 8, {EPOCHS},"))
     assert "paceline: step " in ended.err and "compute" in ended.err
-    speed = json.loads(paceline(command.folder, "top", ended.run_dir, "--once", "--json"))
+    speed = read_json("top", paceline(command.folder, "top", ended.run_dir, "--once", "--json"))
     assert (speed["outcome"], speed["steps"]) == ("succeeded", STEPS)
     assert speed["samples_per_batch"] == 16
     assert speed["loss"] > 0
@@ -59,7 +59,7 @@ def test_the_trainer_of_transformers_is_shown_too(command):
     pytest.importorskip("transformers")
     text = (PROGRAMS / "transformers_trainer.py").read_text()
     ended = trained(command, text.replace("num_train_epochs=2", f"num_train_epochs={EPOCHS}"))
-    speed = json.loads(paceline(command.folder, "top", ended.run_dir, "--once", "--json"))
+    speed = read_json("top", paceline(command.folder, "top", ended.run_dir, "--once", "--json"))
     assert (speed["outcome"], speed["steps"]) == ("succeeded", 4 * EPOCHS)
     assert (speed["samples_per_batch"], speed["tokens_per_batch"]) == (16, 128)
     assert speed["step"]["timed_steps"] >= 8

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 
 import pytest
 
+from printed_json import read_json
 from starting import BIN, NEEDS
 
 pytestmark = [pytest.mark.ci, pytest.mark.cold]
@@ -78,7 +78,7 @@ def test_data_is_found_to_hold_a_script_back(command, framework):
     script = command.script(script_of(framework))
     ended = tune(command, "--json", "--nproc-per-node", 1, script, env=ONE_THREAD)
     assert ended.status == 0, ended.err
-    answer = json.loads(ended.out)
+    answer = read_json("tune", ended.out)
     assert answer["data_is_bottleneck"]
     assert answer["waiting_share"]["value"] > 0.5
     assert {row["num_workers"] for row in answer["settings"]} >= {0, 1}
@@ -95,7 +95,7 @@ def test_two_ranks_follow_the_commands_without_waiting_for_each_other(command, f
     script = command.script(script_of(framework))
     ended = tune(command, "--json", "--nproc-per-node", 2, script, env=ONE_THREAD)
     assert ended.status == 0, ended.err
-    answer = json.loads(ended.out)
+    answer = read_json("tune", ended.out)
     assert answer["ranks"] == 2
     assert answer["data_is_bottleneck"]
 
@@ -214,7 +214,7 @@ def test_batch_sizes_grow_until_the_data_has_no_more(command):
     script = command.script(BATCHES)
     ended = tune(command, "--json", "--batch-option", "--batch-size={batch}", script)
     assert ended.status == 0, ended.err
-    batches = json.loads(ended.out)["batches"]
+    batches = read_json("tune", ended.out)["batches"]
     assert [size["samples"] for size in batches["sizes"]][:2] == [8, 16]
     assert max(size["samples"] for size in batches["sizes"]) <= 40
     assert batches["knee"] in batches["sizes"]

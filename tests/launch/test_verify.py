@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 
 import pytest
 
+from printed_json import read_json
 from starting import BIN
 from verify_cases import MISTAKES, NEEDED, OTHERS, RIGHT, cases
 
@@ -33,7 +33,7 @@ def verified(command, case):
         pytest.skip(f"{NEEDED[case.framework]} is not installed")
     ended = verify(command, "--json", *case.options, command.script(case.text, "train.py"))
     assert ended.status in (0, 1), ended.err
-    answer = json.loads(ended.out)
+    answer = read_json("verify", ended.out)
     assert answer["failures"] == []
     assert ended.status == bool(names(answer))
     return answer
@@ -88,7 +88,7 @@ def test_a_right_script_is_not_accused(command, case):
 def test_the_library_s_own_programs_are_not_accused(command, path, arguments):
     ended = verify(command, "--json", path, *arguments)
     assert ended.status == 0, ended.out + ended.err
-    assert json.loads(ended.out)["findings"] == []
+    assert read_json("verify", ended.out)["findings"] == []
 
 
 @pytest.mark.parametrize(

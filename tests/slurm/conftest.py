@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from printed_json import read_json
 from slurm.cluster import Cluster, NoCluster, start, stop
 from starting import BIN, Ended, Running, survivors, wait_for
 
@@ -94,7 +94,7 @@ class Site:
         """Give a script to ``paceline submit``."""
         ended = self.run("paceline", "submit", "--json", *words, timeout=timeout)
         assert ended.status == 0, ended.err
-        told = json.loads(ended.out)
+        told = read_json("submit", ended.out)
         return Submitted(self, told["job_id"], Path(told["run_dir"]))
 
     def job(self, number: str) -> dict[str, str]:

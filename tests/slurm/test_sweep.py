@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.rundir import sweeps
+from printed_json import read_json
 from slurm import training
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
@@ -19,7 +20,7 @@ def submit(site, *words):
     """Submit a sweep; return its folder and the number of its array."""
     ended = site.run("paceline", "submit", "--json", *words)
     assert ended.status == 0, ended.err
-    values = json.loads(ended.out)
+    values = read_json("submit", ended.out)
     return Path(values["sweep"]), values["job_id"]
 
 
@@ -27,7 +28,7 @@ def elements(site, folder):
     """What paceline jobs says of the elements of a sweep, by index."""
     listed = site.run("paceline", "jobs", "--json", folder)
     assert listed.status == 0, listed.err
-    return {element["index"]: element for element in json.loads(listed.out)}
+    return {element["index"]: element for element in read_json("jobs", listed.out)}
 
 
 def release_failed_launches(site):
@@ -88,7 +89,7 @@ def test_elements_fail_and_succeed_by_themselves_and_those_that_failed_are_submi
     found = wait_until_ended(site, folder)
     assert [element["state"] for element in found.values()] == ["succeeded"] * 3
     assert found[1]["job"] != f"{array}_1" and found[0]["job"] == f"{array}_0"
-    row = json.loads(site.run("paceline", "jobs", "--json").out)[0]
+    row = read_json("jobs", site.run("paceline", "jobs", "--json").out)[0]
     assert row["state"] == "succeeded 3/3"
 
 

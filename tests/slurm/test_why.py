@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+
+from printed_json import read_json
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(90)]
 
@@ -27,7 +27,7 @@ def test_a_job_that_hangs_is_looked_at_on_its_nodes(site):
     number = site.wait_for(site.folder / "up").strip()
     ended = site.run("paceline", "why", "--json", number)
     assert ended.status == 0, ended.err
-    (run,) = json.loads(ended.out)["runs"]
+    (run,) = read_json("why", ended.out)["runs"]
     assert {each["job"] for each in run["ranks"]} == {number}
     assert run["finding"]["name"] == "rank-stuck-in-code"
     assert "rank 1" in run["finding"]["what"] and "train.py:9" in run["finding"]["what"]

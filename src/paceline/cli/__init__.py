@@ -8,6 +8,8 @@ the work.
     tune_command      tune
     measure_commands  bench network, forecast, top and report
     explain_commands  explain, lint, doctor and what else reads logs and machines
+    program_commands  schema and skill, for programs that call paceline
+    json_types        what --json of each command prints, and json_schema its JSON Schema
     new_command       new, with the package new
     translate         other launchers' command lines as paceline's
     completion        the script for a shell, and completed_words the words that it offers

@@ -63,6 +63,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "Measure": ("bench", "tune", "forecast", "top", "report", "verify"),
     "Diagnose": ("doctor", "lint", "explain", "why"),
     "Runs and jobs": ("jobs", "follow", "cancel", "clean", "checkpoint", "profile", "completion"),
+    "For programs": ("schema", "skill"),
 }
 FURTHER = {"run": "Further options", "submit": "Options of paceline run", "": "Options"}
 
@@ -118,6 +119,8 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "paceline explain slurm-4711.out",
         "paceline explain --bundle paceline-runs/NAME",
     ),
+    "paceline schema": ("paceline schema lint", "paceline schema checkpoint list"),
+    "paceline skill": ("paceline skill", "paceline skill > paceline-skill.md"),
     "paceline lint": ("paceline lint job.sh train.py", "paceline lint --sarif jobs/*.sbatch"),
     "paceline top": ("paceline top", "paceline top paceline-runs/20261122-digits --once"),
     "paceline tune": (

@@ -25,6 +25,7 @@ from paceline.cli import (
     explain_commands,
     measure_commands,
     new_command,
+    program_commands,
     start_commands,
     tune_command,
 )
@@ -62,6 +63,8 @@ cli.add_command(measure_commands.FORECAST)
 cli.add_command(measure_commands.REPORT)
 cli.add_command(measure_commands.TOP)
 cli.add_command(new_command.NEW)
+cli.add_command(program_commands.SCHEMA)
+cli.add_command(program_commands.SKILL)
 
 
 @cli.group()

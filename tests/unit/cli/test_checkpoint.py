@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ from paceline.cli import main as module
 from paceline.errors import PacelineError
 from paceline.train.checkpoint import Checkpoints, description
 from paceline.world import World
+from printed_json import read_json
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_list_shows_a_table(command, run):
 
 def test_list_prints_data(command, run):
     status, out, _ = command("list", run / "checkpoints", "--json")
-    rows = json.loads(out)
+    rows = read_json("checkpoint list", out)
     assert status == 0
     assert [(row["name"], row["metric"], row["latest"], row["best"]) for row in rows] == [
         ("00001-step-10", 0.9, False, True),
@@ -115,7 +115,9 @@ def test_verify_says_that_it_is_whole(command, run, place):
     status, out, _ = command("verify", run / place)
     assert status == 0
     assert out.startswith("whole: ")
-    assert json.loads(command("verify", run / place, "--json")[1])["whole"] is True
+    assert (
+        read_json("checkpoint verify", command("verify", run / place, "--json")[1])["whole"] is True
+    )
 
 
 def test_verify_names_the_damage(command, run):
@@ -126,7 +128,9 @@ def test_verify_names_the_damage(command, run):
     assert "__0_0.distcp has the checksum" in err
     status, out, _ = command("verify", run, "--json")
     assert status == 1
-    assert [finding["name"] for finding in json.loads(out)["findings"]] == ["checkpoint-damaged"]
+    assert [finding["name"] for finding in read_json("checkpoint verify", out)["findings"]] == [
+        "checkpoint-damaged"
+    ]
     assert command("verify", run / "checkpoints" / "00001-step-10")[0] == 0
 
 

@@ -21,6 +21,7 @@ from paceline.launch.run import folder as run_folder
 from paceline.rundir import identity, ownership
 from paceline.rundir.files import RunDir
 from paceline.slurm import profile_files
+from printed_json import read_json
 from refusals import refusal
 
 ME, OTHER = 1000, 1001
@@ -115,7 +116,7 @@ def test_a_sweep_that_was_found_is_this_users_own(given_away, slurm, tmp_path, c
         assert cli.cli.main(["submit", *words], standalone_mode=False)() == 0
         return capfd.readouterr().out
 
-    sweep = json.loads(typed("--json", "--param", "lr=1,2", "train.py"))["sweep"]
+    sweep = read_json("submit", typed("--json", "--param", "lr=1,2", "train.py"))["sweep"]
     again = ("--dry-run", "--again", "0-1")
     assert "job.sh" in typed(*again, "12")
     given_away(RunDir(tmp_path / sweep).job_script)

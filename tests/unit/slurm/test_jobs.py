@@ -22,6 +22,7 @@ from paceline.slurm.jobs import listing, run_rows
 from paceline.slurm.jobs.run_rows import RunRow
 from paceline.slurm.record import JobRecord
 from paceline.train.logging import CSVLogger
+from printed_json import read_json
 from refusals import refusal
 
 NOON_S = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
@@ -92,7 +93,7 @@ def test_the_newest_rows_are_shown_and_the_others_counted(slurm, listed):
     assert [line.split()[0][-1] for line in out.splitlines()[1:]] == ["c", "b"]
     assert err == "paceline: older ones: 1\n"
     assert listed("-n", "3").err == ""
-    assert len(json.loads(listed("-n", "1", "--json").out)) == 1
+    assert len(read_json("jobs", listed("-n", "1", "--json").out)) == 1
 
 
 def test_runs_without_a_job_are_listed_too_and_slurm_is_not_asked(slurm, listed):
@@ -127,13 +128,13 @@ def test_a_run_here_that_has_told_no_end(slurm, listed, case):
     event = {"version": 1, "time_ns": int(started_s * 1e9), "node": 0, "kind": "start", **fields}
     run_dir.events(0).write_text(json.dumps(event) + "\n")
     expected = {"of another": "killed", "elsewhere": "unknown"}.get(case, case)
-    assert json.loads(listed("--json").out)[0]["state"] == expected
+    assert read_json("jobs", listed("--json").out)[0]["state"] == expected
 
 
 def test_json_has_the_same_and_more(slurm, listed):
     makes("a", job_id="7", status=75, loss=0.5)
     slurm.answers("squeue", "7|PENDING||N/A|BeginTime\n")
-    (row,) = json.loads(listed("--json").out)
+    (row,) = read_json("jobs", listed("--json").out)
     assert row == {
         "run": "a",
         "folder": "paceline-runs/a",
@@ -151,7 +152,7 @@ def test_json_has_the_same_and_more(slurm, listed):
 def test_a_loss_that_is_no_number_is_none_in_json(slurm, listed):
     makes("a", status=0, loss=float("nan"))
     assert "nan" in listed().out
-    assert json.loads(listed("--json").out)[0]["loss"] is None
+    assert read_json("jobs", listed("--json").out)[0]["loss"] is None
 
 
 def test_where_there_is_nothing_it_says_so_in_one_line(slurm, listed):
@@ -184,9 +185,9 @@ def test_another_folder_may_be_named(slurm, listed):
 def test_steps_come_from_a_checkpoint_or_the_launcher_where_nothing_was_logged(slurm, listed):
     run_dir = makes("a", status=75)
     commits.commit(run_dir.checkpoints, 44)
-    assert json.loads(listed("--json").out)[0]["step"] == 44
+    assert read_json("jobs", listed("--json").out)[0]["step"] == 44
     run_dir.speed_log.write_text('{"attempt": 0, "steps": 7}\n{"attempt": 0, "steps": 50}\n')
-    assert json.loads(listed("--json").out)[0]["step"] == 50
+    assert read_json("jobs", listed("--json").out)[0]["step"] == 50
 
 
 def test_a_job_that_leaves_the_queue_before_it_begins_was_cancelled(slurm, listed):
@@ -194,11 +195,11 @@ def test_a_job_that_leaves_the_queue_before_it_begins_was_cancelled(slurm, liste
     run_dir.create()
     record.write(run_dir, JobRecord("7", script="train.py"))
     slurm.fails("squeue", "timed out")
-    assert json.loads(listed("--json").out)[0]["state"] == "unknown"
+    assert read_json("jobs", listed("--json").out)[0]["state"] == "unknown"
     slurm.answers("squeue", "")
-    assert json.loads(listed("--json").out)[0]["state"] == "cancelled"
+    assert read_json("jobs", listed("--json").out)[0]["state"] == "cancelled"
     run_dir.job_output.touch()
-    assert json.loads(listed("--json").out)[0]["state"] == "unknown"
+    assert read_json("jobs", listed("--json").out)[0]["state"] == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -254,7 +255,7 @@ def test_of_a_long_table_only_the_end_is_read(slurm, listed):
         f"{step},{step / 1000:.3f},some text that takes room\n" for step in range(50_000)
     )
     run_dir.metrics.write_text("step,loss,note\n" + rows + "99999,9")  # the last row is cut off
-    (row,) = json.loads(listed("--json").out)
+    (row,) = read_json("jobs", listed("--json").out)
     assert (row["step"], row["loss"]) == (49_999, 49.999)
 
 

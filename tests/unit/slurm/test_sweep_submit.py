@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import time
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from paceline.slurm.jobs import explanations, listing
 from paceline.slurm.record import JobRecord, Requeue
 from paceline.slurm.sweep import sweep_folder, sweep_rows
 from paceline.train.logging import CSVLogger
+from printed_json import read_json
 from refusals import refusal
 
 IMPORT = Finding("module-not-found", "rank 0 raised ModuleNotFoundError: No module named 'x'")
@@ -50,7 +50,9 @@ def typed(capfd):
 
 def submitted(typed, *words):
     """Submit a sweep of four elements; return its folder."""
-    values = json.loads(typed("submit", "--json", "--param", "lr=1,2,3,4", *words, "train.py").out)
+    values = read_json(
+        "submit", typed("submit", "--json", "--param", "lr=1,2,3,4", *words, "train.py").out
+    )
     return Path(values["sweep"])
 
 
@@ -173,11 +175,11 @@ def test_a_sweep_is_one_row_that_unfolds_by_a_metric(slurm, typed):
 def test_json_has_the_elements(slurm, typed):
     folder = submitted(typed)
     ends(folder, 2, 0, loss=0.5)
-    (row,) = json.loads(typed("jobs", "--json").out)
+    (row,) = read_json("jobs", typed("jobs", "--json").out)
     assert [element["state"] for element in row["elements"]] == [
         *("cancelled", "cancelled", "succeeded", "cancelled")
     ]
-    elements = json.loads(typed("jobs", "12", "--json").out)
+    elements = read_json("jobs", typed("jobs", "12", "--json").out)
     assert elements[2]["values"] == {"lr": "3"} and elements[2]["loss"] == 0.5
 
 
@@ -192,8 +194,8 @@ def test_failed_and_missing_elements_are_submitted_again(slurm, typed):
     earlier = record.read(RunDir(folder / "1"))
     kept = Requeue(4, 1, record.UNFINISHED)
     record.write(RunDir(folder / "1"), record.replace(earlier, requeues=(kept,)))
-    values = json.loads(
-        typed("submit", "--json", "--again", "failed", "--time", "4h", folder.name).out
+    values = read_json(
+        "submit", typed("submit", "--json", "--again", "failed", "--time", "4h", folder.name).out
     )
     assert [element["index"] for element in values["elements"]] == [1, 2]
     assert slurm.calls[-1] == (
@@ -258,7 +260,7 @@ def test_elements_may_be_named_but_not_those_that_run(slurm, typed):
         in refusal(UsageError, typed, "submit", "--again", "2-3", folder.name).what
     )
     assert "no element 9" in refusal(UsageError, typed, "submit", "--again", "9", folder.name).what
-    values = json.loads(typed("submit", "--json", "--again", "0%1", folder.name).out)
+    values = read_json("submit", typed("submit", "--json", "--again", "0%1", folder.name).out)
     assert values["elements"][0]["job_id"] == "30_0"
 
 

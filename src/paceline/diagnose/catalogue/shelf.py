@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +65,7 @@ class Page:
 
     def to_json(self) -> dict[str, Any]:
         """Return the page as plain data."""
-        return {
-            "code": self.code,
-            "name": self.name,
-            "what": self.what,
-            "why": self.why,
-            "fix": self.fix,
-            "wrong": self.wrong,
-            "references": list(self.references),
-        }
+        return asdict(self)
 
     def markdown(self) -> str:
         """Return the page as Markdown, without its title."""

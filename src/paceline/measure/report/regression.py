@@ -34,12 +34,7 @@ class RunComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as plain data."""
-        return {
-            "name": self.name,
-            "what": self.what,
-            "ratio": self.ratio and asdict(self.ratio),
-            "unknown": self.unknown,
-        }
+        return asdict(self)
 
 
 def compare_speed(first: ReportedRun, second: ReportedRun) -> RunComparison:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 
@@ -14,6 +13,7 @@ from paceline.diagnose.lint.job.launcher_options import PACELINE
 from paceline.errors import UsageError
 from paceline.launch.plan import parsing
 from paceline.launch.plan.options import OPTIONS
+from printed_json import read_json
 from refusals import refusal
 
 FSDP = """{"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}, "mixed_precision": "bf16",
@@ -408,7 +408,7 @@ def test_the_line_is_on_stdout_and_notes_are_on_stderr(capsys):
 
 
 def test_the_same_as_data(capsys):
-    told = json.loads(run(capsys, "--json", "--", "fabric", "run", "t.py").out)
+    told = read_json("translate", run(capsys, "--json", "--", "fabric", "run", "t.py").out)
     assert told["environment"] == {"LT_CLI_USED": "1", "LT_DEVICES": "1", "LT_NUM_NODES": "1"}
     assert told["line"].endswith("paceline run --nproc-per-node 1 t.py")
     assert told["notes"] == []

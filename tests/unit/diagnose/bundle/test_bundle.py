@@ -13,6 +13,7 @@ from paceline.diagnose.bundle import archive
 from paceline.diagnose.doctor.facts import Facts
 from paceline.diagnose.doctor.report import DoctorReport
 from paceline.errors import PacelineError
+from printed_json import read_json
 from refusals import refusal
 
 SECRET = "hunter2-and-more"
@@ -212,7 +213,7 @@ def test_the_command_prints_the_path_and_says_what_it_holds(typed, run_folder):
 def test_the_command_prints_json(typed, run_folder):
     status, out, _ = typed("explain", "--bundle", "--json", "--output", "b.tar.gz", str(run_folder))
     assert status == 0
-    values = json.loads(out)
+    values = read_json("explain", out)
     assert values["path"] == "b.tar.gz"
     assert "run/plan.json" in values["names"]
 
