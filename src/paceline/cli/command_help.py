@@ -120,7 +120,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "paceline explain --bundle paceline-runs/NAME",
     ),
     "paceline schema": ("paceline schema lint", "paceline schema checkpoint list"),
-    "paceline skill": ("paceline skill", "paceline skill > paceline-skill.md"),
+    "paceline skill": ("paceline skill", "paceline schema explain"),
     "paceline lint": ("paceline lint job.sh train.py", "paceline lint --sarif jobs/*.sbatch"),
     "paceline top": ("paceline top", "paceline top paceline-runs/20261122-digits --once"),
     "paceline tune": (

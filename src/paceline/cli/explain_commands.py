@@ -98,19 +98,40 @@ def _bundle(subject: str, output: Path | None, as_json: bool) -> int:
     "files", nargs=-1, required=True, metavar="FILE...", shell_complete=completed_words.files
 )
 @click.option("--sarif", "as_sarif", is_flag=True, help="Print SARIF 2.1.0, for code scanning.")
+@click.option("--diff", "as_diff", is_flag=True, help="Print the edits that are certain.")
+@click.option("--fix", "is_fixed", is_flag=True, help="Make these edits, then look again.")
 @command_help.JSON
-def LINT(files: tuple[str, ...], as_sarif: bool, as_json: bool) -> Action:
+def LINT(
+    files: tuple[str, ...], as_sarif: bool, as_diff: bool, is_fixed: bool, as_json: bool
+) -> Action:
     """Look for mistakes in job scripts (sbatch) and training scripts (Python), without running
     them.
     """
-    if as_sarif and as_json:
-        what = "--sarif and --json are two formats of the same output"
-        raise option_contradicted(what, fix="--sarif, or --json")
+    forms = {"--sarif": as_sarif, "--json": as_json, "--diff": as_diff}
+    wanted = [name for name, is_wanted in forms.items() if is_wanted]
+    if len(wanted) > 1:
+        what = f"{' and '.join(wanted)} are {len(wanted)} formats of the same output"
+        raise option_contradicted(what, fix=", or ".join(wanted))
+    if is_fixed and (as_diff or "-" in files):
+        what = f"--fix writes files; {'--diff' if as_diff else 'standard input'} is none"
+        raise option_contradicted(what, fix="paceline lint --diff FILE, then --fix")
 
     def action() -> int:
         from paceline.diagnose import lint
 
+        if as_diff or is_fixed:
+            from paceline.diagnose.edits import apply
+
+            for edited in apply.edits(files):
+                if as_diff:
+                    print(edited.diff, end="")
+                else:
+                    edited.write()
+                    removed = ", ".join(finding.name for finding in edited.removed)
+                    print(f"{edited.name}: mended: {removed}", file=sys.stderr)
         report = lint.lint(files)
+        if as_diff:
+            return report.exit_status
         if as_sarif:
             from paceline.diagnose.lint import sarif
 

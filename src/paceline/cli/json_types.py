@@ -32,6 +32,7 @@ class FindingData(Finding):
     """One finding: a fault, its evidence, and what to do."""
 
     code: str  # a code such as NET001, which ``paceline explain`` takes
+    severity: Literal["error", "warning", "hint"]
 
 
 class FindingsData(TypedDict):
@@ -477,7 +478,7 @@ class TranslatedData(TypedDict):
 
 # Fields that a command does not print.
 LEFT_OUT: Mapping[type, str] = {RunRow: "is_alive", BenchFile: "worlds"}
-# What each command prints. A command with several forms prints one of them.
+# What each command prints: one of its forms.
 COMMANDS: Mapping[str, Any] = {
     "run": RunData | CheckOnlyData | ProofData,
     "submit": JobData | SweepData,

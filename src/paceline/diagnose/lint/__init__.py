@@ -24,7 +24,7 @@ from paceline.diagnose.lint.program import Program
 from paceline.diagnose.lint.report import CheckedFile, LintReport
 from paceline.errors import Finding
 
-__all__ = ["lint", "sbatch_option", "sbatch_options"]
+__all__ = ["check_text", "lint", "read", "sbatch_option", "sbatch_options"]
 
 
 def lint(files: Sequence[str]) -> LintReport:
@@ -41,6 +41,11 @@ def lint(files: Sequence[str]) -> LintReport:
     return LintReport(tuple(linter.check(name) for name in linter.names))
 
 
+def check_text(name: str, text: str) -> list[Finding]:
+    """Return the findings of a file as if it had another text, without those of other files."""
+    return _Linter([name]).check_source(SourceFile(name, text)).sorted_findings
+
+
 class _Linter:
     """Checks files in turn; scripts that jobs among them start are appended to ``names``."""
 
@@ -51,9 +56,10 @@ class _Linter:
 
     def check(self, name: str) -> CheckedFile:
         """Return the findings of a file."""
-        return self._programs.get(os.path.normpath(name)) or self._check(read(name))
+        return self._programs.get(os.path.normpath(name)) or self.check_source(read(name))
 
-    def _check(self, source: SourceFile) -> CheckedFile:
+    def check_source(self, source: SourceFile) -> CheckedFile:
+        """Return the findings of a file that was read."""
         if source.finding is not None:
             return CheckedFile(source.name, (source.finding,), unreadable=True)
         program = None
@@ -92,7 +98,7 @@ class _Linter:
             source = read(path)
             if source.finding is not None or not is_python(source):
                 return None
-            self._programs[key] = self._check(source)
+            self._programs[key] = self.check_source(source)
             if key not in map(os.path.normpath, self.names):
                 self.names.append(path)
         return self._programs[key].program

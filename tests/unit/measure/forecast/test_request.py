@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from paceline.cli.main import cli
 from paceline.errors import SetupError, UsageError
 from paceline.measure.forecast.request import answer, world_sizes
+from printed_json import read_json
 from unit.measure.forecast.synthetic import Truth, bench, network
 
 
@@ -55,7 +56,7 @@ def test_samples_need_a_bench_that_counts_them(tmp_path, monkeypatch):
 
 def test_the_newest_bench_is_taken_and_its_forecast_is_written_beside_it(run, tmp_path):
     folder = tmp_path / "paceline-runs" / run
-    result = json.loads(answer("", as_json=True, worlds="2,4"))
+    result = read_json("forecast", answer("", as_json=True, worlds="2,4"))
     assert [point["world"] for point in result["points"]] == [2, 4]
     assert json.loads((folder / "forecast.json").read_text()) == result
     assert answer(run) == answer(str(folder)) == answer(str(folder / "bench.json"))

@@ -15,6 +15,7 @@ from paceline.measure.report import collect, command, text
 from paceline.measure.report.sections import sections
 from paceline.rundir import sweeps
 from paceline.rundir.sweeps import SweepRecord
+from printed_json import read_json
 from refusals import refusal
 
 NO_PACKAGE = "an HTML report needs jinja2 and plotly"
@@ -38,7 +39,9 @@ def test_two_runs_are_compared_for_a_pipeline(tmp_path, capsys):
     lines = [json.loads(line) for line in rows.read_text().splitlines()]
     slower = [{**line, "steps": line["steps"] // 2, "steps_per_s": 2.5} for line in lines]
     rows.write_text("".join(json.dumps(line) + "\n" for line in slower))
+    capsys.readouterr()
     assert report(before, after, as_json=True, most_grown={"speed": 0.05}) == 1
+    assert read_json("report", capsys.readouterr().out)["comparisons"][0]["name"] == "speed"
     assert report(before, after, as_text=True) == 0
     assert "run-regressed" in capsys.readouterr().out
     assert report(before, after, as_text=True, most_grown={"loss": 0.05}) == 0
@@ -161,7 +164,7 @@ def test_text_and_data_need_no_further_package(tmp_path, monkeypatch, capsys):
     report(folder, as_text=True)
     assert "run · succeeded" in capsys.readouterr().out
     report(folder, as_json=True)
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    (run,) = read_json("report", capsys.readouterr().out)["runs"]
     assert run["metrics"]["train/loss"] == {"step": 300, "last": pytest.approx(2.5 / 300)}
     assert sum(run["step"]["parts"].values()) == pytest.approx(run["step"]["seconds"])
     with pytest.raises(SetupError, match=NO_PACKAGE) as refused:

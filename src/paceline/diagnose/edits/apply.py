@@ -1,0 +1,91 @@
+"""Make the edits of files, keep those after which lint finds less, and show or write them."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.diagnose import lint
+from paceline.diagnose.edits.lines import edited
+from paceline.diagnose.lint.files import SourceFile
+from paceline.errors import Finding, SetupError
+from paceline.rundir.files import write_whole
+
+_NO_NEWLINE = "\n\\ No newline at end of file\n"
+
+
+@dataclass(frozen=True)
+class EditedFile:
+    """A file with edits."""
+
+    name: str  # its path as typed
+    before: str  # its content
+    after: str  # its content with the edits
+    removed: tuple[Finding, ...]  # findings that the edits remove, in their order
+
+    @property
+    def diff(self) -> str:
+        """The edits as a unified diff, for ``git apply`` and ``patch -p1``."""
+        lines = difflib.unified_diff(
+            self.before.splitlines(keepends=True),
+            self.after.splitlines(keepends=True),
+            f"a/{self.name}",
+            f"b/{self.name}",
+        )
+        return "".join(
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+            for line in lines
+        )
+
+    def write(self) -> None:
+        """Write the file.
+
+        Raises:
+            SetupError: It cannot be written.
+        """
+        path = Path(self.name).resolve()  # a link stays one
+        try:
+            write_whole(path, self.after, mode=path.stat().st_mode & 0o777)
+        except OSError as error:
+            what = f"{self.name} cannot be written: {error.strerror}"
+            raise SetupError.of("input-unreadable", what, where=self.name) from None
+
+
+def edits(names: Sequence[str]) -> Iterator[EditedFile]:
+    """Yield the files for which there are edits."""
+    for name in names:
+        source = lint.read(name)
+        if source.finding is None:
+            edited_file = _edit(source)
+            if edited_file.removed:
+                yield edited_file
+
+
+def _edit(source: SourceFile) -> EditedFile:
+    """Make one edit after the other, as long as each removes a finding and adds none."""
+    text = source.text
+    findings: Sequence[Finding] = lint.check_text(source.name, text)
+    removed: list[Finding] = []
+    while True:
+        step = next(_steps(source.name, text, findings), None)
+        if step is None:
+            return EditedFile(source.name, source.text, text, tuple(removed))
+        text, findings, finding = step
+        removed.append(finding)
+
+
+def _steps(
+    name: str, text: str, findings: Sequence[Finding]
+) -> Iterator[tuple[str, Sequence[Finding], Finding]]:
+    """Yield the edits that help: text, the findings that are left, and the one that is gone."""
+    names = Counter(finding.name for finding in findings)
+    for finding in findings:
+        after = edited(text, finding)
+        if after is None or after == text:
+            continue
+        left = lint.check_text(name, after)
+        if Counter(each.name for each in left) < names:
+            yield after, left, finding
