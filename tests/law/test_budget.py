@@ -12,7 +12,7 @@ import pytest
 from representative import representative_tests
 
 LIMIT = 500
-LINES = {"src": 113_650, "tests": 82_100}  # what grows is paid for by what goes
+LINES = {"src": 110_100, "tests": 82_100}  # what grows is paid for by what goes
 # Lines of each package, rounded up to the next hundred. A raise names what goes elsewhere, or has a design page.
 PACKAGES = {
     "": 1_700,
@@ -21,7 +21,8 @@ PACKAGES = {
     "diagnose/bundle": 700,
     "diagnose/catalogue": 200,
     "diagnose/doctor": 3_600,
-    "diagnose/explain": 3_000,
+    "diagnose/edits": 300,
+    "diagnose/explain": 3_100,
     "diagnose/lint": 12_000,
     "diagnose/variables": 2_500,
     "functions": 1_900,
@@ -43,7 +44,7 @@ PACKAGES = {
     "measure/tune": 1_800,
     "measure/verify": 1_900,
     "rundir": 2_200,
-    "signatures": 5_000,
+    "signatures": 1_300,
     "slurm": 7_000,
     "testing": 2_300,
     "text": 1_100,

@@ -89,7 +89,7 @@ HELP_ALL = click.option(
     help="Show all options, and exit.",
 )
 
-EXAMPLES: Mapping[str, tuple[str, str]] = {
+EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "paceline": ("paceline run --nproc-per-node 4 train.py", "paceline explain run.log"),
     "paceline run": (
         "paceline run --nproc-per-node 4 train.py --lr 0.1",
@@ -120,7 +120,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "paceline explain --bundle paceline-runs/NAME",
     ),
     "paceline schema": ("paceline schema lint", "paceline schema checkpoint list"),
-    "paceline skill": ("paceline skill", "paceline schema explain"),
+    "paceline skill": ("paceline skill",),
     "paceline lint": ("paceline lint job.sh train.py", "paceline lint --sarif jobs/*.sbatch"),
     "paceline top": ("paceline top", "paceline top paceline-runs/20261122-digits --once"),
     "paceline tune": (

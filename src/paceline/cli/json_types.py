@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
+from paceline.cli.translate.translate import TranslatedLine
 from paceline.diagnose.bundle.archive import Bundle
 from paceline.diagnose.catalogue.shelf import Page
 from paceline.diagnose.doctor.facts import Facts
@@ -394,18 +395,8 @@ class ComparedData(ReportData, total=False):
     findings: list[FindingData]  # those that are slower
 
 
-VariableData = TypedDict(
-    "VariableData",
-    {
-        "name": str,
-        "read": bool,  # whether a library that paceline knows reads it
-        "what": str,
-        "read by": str,
-        "default": str,
-        "values": str,
-    },
-    total=False,
-)
+# What is known of a variable: name, read, what, and facts such as "read by" and "default".
+VariableData = Mapping[str, str | bool]
 
 
 class JobData(TypedDict):
@@ -468,14 +459,6 @@ class ProfileData(TypedDict):
     findings: list[FindingData]  # what does not fit
 
 
-class TranslatedData(TypedDict):
-    """A line of another launcher as a line of ``paceline run``."""
-
-    line: str  # to paste
-    environment: Mapping[str, str]  # variables that it sets
-    notes: list[str]  # what has no counterpart
-
-
 # Fields that a command does not print.
 LEFT_OUT: Mapping[type, str] = {RunRow: "is_alive", BenchFile: "worlds"}
 # What each command prints: one of its forms.
@@ -497,5 +480,5 @@ COMMANDS: Mapping[str, Any] = {
     "checkpoint list": list[CheckpointData],
     "checkpoint verify": CheckpointVerdictData,
     "profile check": ProfileData,
-    "translate": TranslatedData,
+    "translate": TranslatedLine,
 }

@@ -385,12 +385,12 @@ def _translate(command: tuple[str, ...], as_json: bool) -> Action:
     def action() -> int:
         from paceline.cli import translate
 
-        line = translate.translate(command)
+        translated = translate.translate(command)
         if as_json:
-            _print_json(line.to_json())
+            _print_json(translated.to_json())
             return EXIT_OK
-        print(line.text)
-        for note in line.notes:
+        print(translated.line)
+        for note in translated.notes:
             print(f"note: {note}", file=sys.stderr)
         return EXIT_OK
 

@@ -6,9 +6,9 @@ Its tier says how directly it points to the cause; the order of the tiers is the
 
 To add a signature:
 
-1. Put a ``cause(...)`` into the file of its area in ``libraries``. Its name is one of
-   ``paceline.codes``. If none fits, first give the new name a code, a page in ``catalogue/texts``
-   and a folder in ``tests/codes``.
+1. Put a table into the file of its area in ``libraries``; its fields are those of ``Signature``.
+   Its name is one of ``paceline.codes``. If none fits, first give the new name a code, a page in
+   ``catalogue/texts`` and a folder in ``tests/codes``.
 2. The anchor is a fixed piece of text that is rare in healthy logs, with at least three letters.
    Lines without it are never examined, so a common word costs time in every log.
 3. The pattern names the variable parts (``(?P<port>\d+)``) and contains no name, path, host or
@@ -17,8 +17,11 @@ To add a signature:
 4. The tier is CAUSE if the text can mean nothing else, COARSE if another line names the same fault
    more precisely, HINTED if training may continue after it. A line that surviving ranks print is
    VICTIM, regardless of its words.
-5. For a fault that only several lines show, add a ``note`` here and a rule in ``inference``.
-6. Add the text as a program really prints it to ``tests/unit/diagnose/explain``, and a similar
+5. For a fault that only several lines show, add a table without a name, which only records a
+   line, and a rule in ``inference``.
+6. Give the line as the program prints it, and where it stands: ``line``, ``literal`` (the part
+   that is in the source as it is) and ``from``.
+7. Add the text as a program really prints it to ``tests/unit/diagnose/explain``, and a similar
    harmless one.
 """
 
@@ -85,38 +88,3 @@ def fill(templates: tuple[str, ...], groups: Mapping[str, str]) -> str:
         except KeyError:
             continue
     return ""
-
-
-def cause(
-    name: str,
-    anchor: str,
-    pattern: str,
-    *,
-    what: str | tuple[str, ...],
-    fix: str | tuple[str, ...],
-    why: str = "",
-    tier: Tier = Tier.CAUSE,
-    where: str = "",
-    key: str = "",
-    unless: str = "",
-    in_warning: bool = False,
-) -> Signature:
-    """Create a signature; ``|`` separates its anchor literals."""
-    return Signature(
-        name,
-        tuple(anchor.lower().split("|")),
-        pattern,
-        (what,) if isinstance(what, str) else what,
-        (fix,) if isinstance(fix, str) else fix,
-        why,
-        tier,
-        where,
-        key or name,
-        unless,
-        in_warning,
-    )
-
-
-def note(key: str, anchor: str, pattern: str) -> Signature:
-    """Create a signature that only records a line for the rules over several lines."""
-    return Signature("", tuple(anchor.lower().split("|")), pattern, key=key, tier=Tier.REMARK)

@@ -79,6 +79,15 @@ _KNOWN_NAMES = """
     trl typer urllib3 wandb webdataset xformers yaml zarr
 """
 _KNOWN = frozenset(_KNOWN_NAMES.split())
+# Packages that set up training, also in a copy of their repository, but not their example scripts.
+_TRAINING = re.compile(
+    r"[\\/](?P<name>accelerate|bitsandbytes|colossalai|composer|deepspeed|detectron2|diffusers"
+    r"|fairscale|fairseq|lightning|lightning_fabric|megatron|mmcv|mmdet|mmengine|nemo|peft"
+    r"|pytorch_lightning|ray|sglang|streaming|torch[\\/](?:distributed|nn[\\/]parallel|amp)"
+    r"|transformers|trl|verl|vllm)[\\/]"
+    r"(?!(?P=name)[\\/]|examples?[\\/]|scripts[\\/]|tools[\\/]|tests?[\\/]"
+    r"|(?:train|main|run|finetune|pretrain|eval|test|setup)\w*\.py$)"
+)
 _LAUNCHER = re.compile(
     r"[\\/]bin[\\/]"
     r"|torch[\\/]distributed[\\/](?:run|launch|launcher|elastic)"
@@ -147,7 +156,13 @@ class TracebackFrame:
     @property
     def user(self) -> bool:
         """Whether it is the user's own code, not a library's."""
-        return _LIBRARY.search(self.file) is None
+        return _LIBRARY.search(self.file) is None and not self.training_library
+
+    @property
+    def training_library(self) -> str:
+        """The package of its file if that sets up training; else empty."""
+        match = _TRAINING.search(self.file)
+        return match["name"] if match else ""
 
     @property
     def own_package(self) -> bool:

@@ -43,7 +43,7 @@ def test_a_schema_is_one_and_describes_its_fields(typed, command):
         assert described["description"] and described["additionalProperties"] is False
         assert set(described["required"]) <= set(described["properties"])
     with pytest.raises(fastjsonschema.JsonSchemaException):
-        fastjsonschema.compile(schema)({"what": "another value"})
+        fastjsonschema.compile(schema)(7)
 
 
 def test_a_command_without_json_is_refused(typed):
@@ -73,7 +73,7 @@ def test_the_skill_is_short_and_names_commands_and_options_that_exist(typed):
     for line in re.findall(r"`paceline ([a-z][^`]*)`", text):
         words = line.split()
         command = cli
-        while hasattr(command, "commands") and words:
+        while words and words[0] in getattr(command, "commands", ()):
             command = command.commands[words.pop(0)]
         options = {form for parameter in command.params for form in parameter.opts}
         given = [word for word in words if word.startswith("--") and word != "--"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline import env
@@ -82,13 +82,13 @@ _WORKING_FOLDER = 'PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$PWD"'
 class TranslatedLine:
     """A command line of ``paceline run``."""
 
-    text: str  # the line to paste
+    line: str  # the line to paste
     environment: Mapping[str, str]  # variables that it sets for the ranks
     notes: tuple[str, ...]  # options without a counterpart, and steps left to the user
 
     def to_json(self) -> dict[str, Any]:
         """Return the line as a dictionary for JSON."""
-        return {"line": self.text, "environment": dict(self.environment), "notes": list(self.notes)}
+        return asdict(self)
 
 
 def render(command: LauncherCommand, translated: Translated) -> TranslatedLine:

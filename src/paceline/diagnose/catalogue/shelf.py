@@ -48,8 +48,8 @@ class PageError(ValueError):
 class Page:
     """The page of one finding; the sections are Markdown without headings."""
 
-    name: str  # name of the finding, ``port-in-use``
     code: str  # code of the finding, ``NET001``
+    name: str  # name of the finding, ``port-in-use``
     what: str  # the state that the name describes
     why: str  # consequences and symptoms
     fix: str  # what to do, the likeliest first
@@ -96,7 +96,7 @@ def parse(text: str, name: str) -> Page:
         if not body.strip():
             raise PageError(f"{name}: the section {section} is empty")
     what, why, fix, wrong, listed = texts
-    return Page(name, CODES[name], what, why, fix, wrong, tuple(_listed(listed, name)))
+    return Page(CODES[name], name, what, why, fix, wrong, tuple(_listed(listed, name)))
 
 
 def _split(text: str, name: str) -> list[str]:

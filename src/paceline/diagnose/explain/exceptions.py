@@ -11,6 +11,7 @@ from paceline.signatures.lines import shorten
 from paceline.signatures.tier import Tier
 from paceline.signatures.tracebacks import Raised
 
+LIBRARY = "library-exception"
 _WRITING = ("mkdir", "makedirs", "_open_zipfile_writer_file", "save")
 _DIGITS = re.compile(r"\d+")
 # Errors of files that another process makes, deletes or holds at that moment.
@@ -24,6 +25,19 @@ _FIRST = (
     " exist_ok=True) for a folder"
 )
 _ORDINARY = "an ordinary exception of the program or its data, not of the distributed set-up"
+# Words in the message or the frames of an exception that may be of the set-up after all.
+_SETUP = re.compile(
+    r"rank|world.?size|parallel|distributed|shard|process|gpu|cuda|device|deepspeed|zero|fsdp|\bddp"
+    r"|accelerat|lightning|nccl|gloo|worker|pickl|port\b|host|memory|lock|cache|timed? ?out|429",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(r"(?<=[.!?])\s+")
+# A sentence that says what to do.
+_ADVICE = re.compile(
+    r"\b(?:please|must|should|try|make sure|ensure|consider|install|need(?:s)? to|ha(?:s|ve) to"
+    r"|instead|upgrade|set (?:the|it|`|\w+=)|use (?:the|`|\w+=|\w+\()|pass (?:the|`|\w+=))",
+    re.IGNORECASE,
+)
 
 
 def unmatched_exceptions(scanned: Scanned) -> list[Candidate]:
@@ -118,7 +132,7 @@ def _candidate(
     rank = raised.line.rank
     together = _AT_ONCE.search(text) is not None and _is_distributed(scanned)
     alone = len(scanned.ranks) > 1 and _is_of_one_rank(raised, everything)
-    why = _TOGETHER if together else _ORDINARY
+    why = _TOGETHER if together else _reason(raised)
     where = f" (on rank {rank}{' alone' if alone else ''})" if rank else ""
     return Candidate(
         name,
@@ -127,13 +141,27 @@ def _candidate(
         shorten(text) + where,
         where=frame.place if frame is not None else "",
         evidence=_evidence(raised),
-        why=why if name == "user-exception" else "",
+        why=why if name in ("user-exception", LIBRARY) else "",
         fix=_FIRST if together else _advice(raised, name),
         key="alone" if alone else "",
         source=raised.line.source,
         last=raised.line.number,
         others=_num_others(raised, everything),
     )
+
+
+def _reason(raised: Raised) -> str:
+    """Return what follows from where an exception was raised; empty if that is not certain."""
+    if library := _library(raised):
+        return f"{library} raised it: the message is what it found"
+    frames = [frame.file for frame in raised.frames if not frame.launcher]
+    speaks_of_setup = any(_SETUP.search(text) for text in (raised.message, *frames))
+    return "" if speaks_of_setup else _ORDINARY
+
+
+def _library(raised: Raised) -> str:
+    """Return the training library that raised an exception; empty if none did."""
+    return raised.frames[-1].training_library if raised.frames else ""
 
 
 def _is_distributed(scanned: Scanned) -> bool:
@@ -168,7 +196,7 @@ def _name(raised: Raised) -> str:
         return "folder-not-writable"
     if raised.type == "OSError" and "[Errno 22]" in raised.message and _is_loading(raised):
         return "checkpoint-damaged"
-    return "user-exception"
+    return LIBRARY if _library(raised) else "user-exception"
 
 
 def _tier(raised: Raised, *, handled: bool) -> Tier:
@@ -220,6 +248,9 @@ def _advice(raised: Raised, name: str) -> str:
         return "write to a folder that the job may write to; as a test: touch FOLDER/x on the node"
     if name == "checkpoint-damaged":
         return "ls -l FILE: a file that is cut has fewer bytes than the others; take one before it"
+    sentences = [text for text in _SENTENCE.split(raised.message) if _ADVICE.search(text)]
+    if sentences:
+        return f"as the message says: {shorten(' '.join(sentences))}"
     if raised.user_frame is not None:
         return f"look at {raised.user_frame.place}"
     return "look at the traceback above this line in the full output"

@@ -309,7 +309,7 @@ _ERROR = re.compile(
     r"|\[E\d* ?[\d:. ]*\w+\.cpp|NCCL WARN|[Aa]borted\b|\bcannot\b|terminate called|\bfatal\b"
 )
 _NO_ERROR = re.compile(
-    r"NCCL INFO|^\[W|gai error|\bWARN(?:ING)?\b|\b0"
+    r"NCCL INFO|not a git repository|\(autoscaler |^\[W|gai error|\bWARN(?:ING)?\b|\b0"
     r" (?:errors|failed)|[Ww]arning|ERROR_HANDLING|error[_ ]rate"
     r"|(?:absolute|squared|relative|mean|test|val\w*|train\w*)[_ ]error"
     r"|\braise [A-Z]|No error|without error|errors?[=:] ?0\b|failed[=:] ?0\b"

@@ -1,4 +1,4 @@
-"""All signatures, by area. Their order within an area does not matter; the tiers decide.
+"""All signatures, in a file for each area. Their order in a file does not matter; the tiers decide.
 
 checkpoint      signatures of checkpoints that do not match the model or cannot be read
 cuda            signatures of CUDA, its driver and the hardware
@@ -9,6 +9,7 @@ downloads       signatures of external servers that are unreachable or refuse a 
 endings         signatures of process ends: signals, exit codes, and the launchers' reports
                 about them
 environment     signatures of Python environments, libraries and launch settings of the machine
+frameworks      signatures of messages of training libraries, such as DeepSpeed or transformers
 gloo            signatures of Gloo
 links           signatures of NCCL's transports: InfiniBand, sockets, shared memory,
                 peer-to-peer
@@ -29,51 +30,80 @@ slurm_requests  signatures of requests that Slurm rejects, and of commands that 
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
+from typing import Any
 
+from paceline.signatures import texts
 from paceline.signatures.signature import Signature
+from paceline.signatures.tier import Tier
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+AREAS = (
+    "rendezvous",
+    "ranks",
+    "nccl",
+    "links",
+    "gloo",
+    "cuda",
+    "ddp",
+    "data",
+    "checkpoint",
+    "slurm",
+    "slurm_requests",
+    "schedulers",
+    "environment",
+    "downloads",
+    "shell",
+    "native",
+    "endings",
+    "frameworks",
+)
+_SHARED = re.compile("@([A-Z_]+)@")
 
 
 @cache
 def signatures() -> tuple[Signature, ...]:
     """Return all signatures."""
-    from paceline.signatures.libraries import (
-        checkpoint,
-        cuda,
-        data,
-        ddp,
-        downloads,
-        endings,
-        environment,
-        gloo,
-        links,
-        native,
-        nccl,
-        ranks,
-        rendezvous,
-        schedulers,
-        shell,
-        slurm,
-        slurm_requests,
-    )
+    return tuple(signature for area in AREAS for _, signature in of_area(area))
 
-    areas = (
-        rendezvous,
-        ranks,
-        nccl,
-        links,
-        gloo,
-        cuda,
-        ddp,
-        data,
-        checkpoint,
-        slurm,
-        slurm_requests,
-        schedulers,
-        environment,
-        downloads,
-        shell,
-        native,
-        endings,
-    )
-    return tuple(signature for area in areas for signature in area.SIGNATURES)
+
+def of_area(area: str) -> Iterator[tuple[Mapping[str, Any], Signature]]:
+    """Yield the signatures of an area, each after its table in the file.
+
+    ``@NAME@`` stands for a text of the file's table ``shared``, or of ``texts``. The parts of
+    ``pattern`` and ``unless`` are alternatives. Without ``tier`` a signature is a CAUSE.
+    """
+    content = tomllib.loads((Path(__file__).parent / f"{area}.toml").read_text(encoding="utf-8"))
+    shared = {**vars(texts), **content.get("shared", {})}
+
+    def listed(table: Mapping[str, Any], field: str) -> tuple[str, ...]:
+        value = table.get(field, [])
+        parts = [value] if isinstance(value, str) else value
+        return tuple(_SHARED.sub(lambda match: shared[match[1]], part) for part in parts)
+
+    for table in content["signature"]:
+        name = table.get("name", "")
+        yield (
+            table,
+            Signature(
+                name,
+                listed(table, "anchor"),
+                "|".join(listed(table, "pattern")),
+                listed(table, "what"),
+                listed(table, "fix"),
+                "".join(listed(table, "why")),
+                Tier[table.get("tier", "CAUSE" if name else "REMARK")],
+                table.get("where", ""),
+                table.get("key", name),
+                "|".join(listed(table, "unless")),
+                table.get("in_warning", False),
+            ),
+        )

@@ -32,7 +32,7 @@ def no_default_configuration(asked_here, monkeypatch, tmp_path):
 
 
 def flat(line):
-    return line.text.replace(" \\\n   ", "")
+    return line.line.replace(" \\\n   ", "")
 
 
 def translated(text):
@@ -198,7 +198,7 @@ def test_a_configuration_that_says_it_all_is_named(typed, expected, tmp_path):
 def test_a_configuration_of_which_the_line_says_otherwise_is_spelled_out(tmp_path):
     (tmp_path / "c.yaml").write_text(FSDP)
     line = translated("accelerate launch --config_file c.yaml --mixed_precision no t.py")
-    assert "accelerate-config" not in line.text
+    assert "accelerate-config" not in line.line
     assert line.environment["ACCELERATE_MIXED_PRECISION"] == "no"
     assert line.environment["FSDP_VERSION"] == "2"
 
@@ -209,7 +209,7 @@ def test_a_configuration_that_only_the_line_completes_is_spelled_out(tmp_path):
     )
     line = translated("accelerate launch --config_file c.yaml --gpu_ids 0,1 t.py")
     assert line.environment["CUDA_VISIBLE_DEVICES"] == "0,1"
-    assert line.text.endswith("paceline run --nproc-per-node 2 t.py")
+    assert line.line.endswith("paceline run --nproc-per-node 2 t.py")
 
 
 def test_the_default_configuration_counts(tmp_path):
@@ -222,13 +222,13 @@ def test_the_default_configuration_counts(tmp_path):
         flat(translated("accelerate launch t.py"))
         == f"paceline run --accelerate-config {path} t.py"
     )
-    assert "USE_CPU=True" in translated("accelerate launch --cpu t.py").text
+    assert "USE_CPU=True" in translated("accelerate launch --cpu t.py").line
 
 
 def test_modules_in_the_working_folder_are_found_with_deepspeed():
     assert (
         'PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$PWD"'
-        in translated("accelerate launch --use_deepspeed t.py").text
+        in translated("accelerate launch --use_deepspeed t.py").line
     )
 
 
@@ -243,7 +243,7 @@ def test_a_line_that_is_pasted_hands_on_what_was_typed(argument):
     line = translate(
         ["accelerate", "launch", "--mixed_precision", "bf16", "t.py", argument, f"--x={argument}"]
     )
-    pasted = f'paceline() {{ printf \'%s\\0\' "$ACCELERATE_MIXED_PRECISION" "$@"; }}\n{line.text}'
+    pasted = f'paceline() {{ printf \'%s\\0\' "$ACCELERATE_MIXED_PRECISION" "$@"; }}\n{line.line}'
     ended = subprocess.run(["bash", "-c", pasted], capture_output=True, check=True, timeout=20)
     assert ended.stdout.decode().split("\0")[:-1] == [
         "bf16",
@@ -258,8 +258,8 @@ def test_a_long_line_is_one_command():
     line = translate(
         ["accelerate", "launch", "--use_fsdp", "--num_processes", "2", "t.py", "a" * 90, "b"]
     )
-    assert len(line.text.splitlines()) > 3
-    pasted = f'paceline() {{ printf \'%s\\0\' "$FSDP_VERSION" "$@"; }}\n{line.text}'
+    assert len(line.line.splitlines()) > 3
+    pasted = f'paceline() {{ printf \'%s\\0\' "$FSDP_VERSION" "$@"; }}\n{line.line}'
     ended = subprocess.run(
         ["bash", "-c", pasted], capture_output=True, check=True, timeout=20, text=True
     )
