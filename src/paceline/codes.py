@@ -56,6 +56,7 @@ CODES = {
     "world-contradicted": "ENV031",
     "dubious-ownership": "ENV032",
     "host-oom": "ENV033",
+    "file-system-error": "ENV034",
     "duplicate-gpu": "GPU001",
     "invalid-device-ordinal": "GPU002",
     "gpu-busy": "GPU003",

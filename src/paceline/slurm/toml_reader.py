@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import Any
 
 from paceline.errors import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from paceline.text import toml
 
 
 def parse(text: str, *, path: str, name: str, kind: str) -> dict[str, Any]:
@@ -27,9 +22,9 @@ def parse(text: str, *, path: str, name: str, kind: str) -> dict[str, Any]:
         UsageError: The text is not TOML.
     """
     try:
-        whole: dict[str, Any] = tomllib.loads(text)
+        whole: dict[str, Any] = toml.loads(text)
         return whole
-    except tomllib.TOMLDecodeError as error:
+    except toml.TOMLDecodeError as error:
         place = re.search(r"\(at line (\d+), column \d+\)", str(error))
         what = re.sub(r" *\(at .*\)", "", str(error))
         number = int(place[1]) if place else text.count("\n") + 1

@@ -5,6 +5,7 @@ wording          lists, counts, sizes, times and tables in words
 quoting          quotes words for a shell, and escapes control characters
 plain_data       reads plain values into dataclasses
 secret_texts     finds secrets in texts, by names and by form
+toml             parses TOML on every version of Python
 syntax           parses Python files
 rank_conditions  decides which ranks a condition is true on
 """

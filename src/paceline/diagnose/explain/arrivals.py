@@ -61,11 +61,7 @@ def _wrong_number_of_tasks(members: Sequence[Match], what: str, tier: Tier) -> C
         lines[0].number,
         what,
         evidence=quoted(lines, 4),
-        why=(
-            "the number of tasks that the scheduler starts does not fit the nodes and devices that"
-            " the program counts"
-        ),
-        fix="#SBATCH --nodes=N --ntasks-per-node=GPUS_PER_NODE, and srun python script.py",
+        advice="wrong-number-of-tasks",
     )
 
 
@@ -98,10 +94,7 @@ def _without_device(match: Match) -> Candidate | None:
         f"local rank {local_rank} sees {num_devices} GPU{'s' if num_devices > 1 else ''} only and"
         f" picks number {local_rank}",
         evidence=quoted([match.line]),
-        fix=(
-            "--gres=gpu:N or --gpu-bind=none instead of --gpus-per-task=1, so that each task sees"
-            " all GPUs of its node"
-        ),
+        advice="without-device",
     )
 
 
@@ -169,10 +162,7 @@ def _double_launch(srun: Sequence[Match], surplus: Sequence[Match]) -> Candidate
         lines[0].number,
         what,
         evidence=quoted(lines),
-        fix=(
-            "srun --ntasks-per-node=1 before a launcher or mp.spawn; or srun with a task per GPU"
-            " and no launcher"
-        ),
+        advice="double-launch",
     )
 
 
@@ -261,8 +251,5 @@ def _interrupted(raised: Raised) -> Candidate:
         " started)",
         where=raised.user_frame.place if raised.user_frame else "",
         evidence=quoted([raised.line]),
-        fix=(
-            "start the same command on every node; the number of processes must equal the world"
-            " size"
-        ),
+        advice="interrupted",
     )

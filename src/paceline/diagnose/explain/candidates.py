@@ -38,6 +38,7 @@ class Candidate:
     evidence: tuple[str, ...] = ()  # quoted lines
     why: str = ""  # why it matters
     fix: str = ""  # a line to paste, or what to change
+    advice: str = ""  # where inferred.toml has ``why`` and ``fix``
     count: int = 1  # number of lines that mention it
     key: str = ""  # key of the signature
     source: str = ""  # source of the line, such as a rank's label

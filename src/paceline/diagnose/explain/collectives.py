@@ -104,11 +104,7 @@ def _mismatch(scanned: Scanned, number: str, ranks: dict[_Call, list[str]]) -> C
         lines[0].number,
         f"collective {number} is not the same on all ranks: {'; '.join(parts[:4])}",
         evidence=tuple(line.body.strip()[:_MAX_QUOTE] for line in lines[:3]),
-        why="each rank waits for a collective that the others never start",
-        fix=(
-            "every rank must make the same calls in the same order: no collective, log or save"
-            " inside a block for one rank"
-        ),
+        advice="mismatch",
     )
 
 
@@ -146,12 +142,9 @@ def _slow_rank(timeout: Candidate, reason: str, lines: Sequence[Line]) -> Candid
             f" long: {reason}"
         ),
         evidence=(*quoted(lines, 2), *timeout.evidence[:1]),
-        fix=(
-            "prepare the data before the start, or give it time:"
-            " init_process_group(timeout=timedelta(hours=2)), HF: ddp_timeout=7200"
-        ),
         count=1,
         key="",
+        advice="slow-rank",
     )
 
 
@@ -176,10 +169,7 @@ def rank_dependent_graph(scanned: Scanned, candidates: Sequence[Candidate]) -> C
         f"ranks {', '.join(ranks[:4])} lack the gradients of different parameters: they run"
         " different parts of the model",
         evidence=tuple(lines[rank].body.strip()[:_MAX_QUOTE] for rank in ranks[:2]),
-        fix=(
-            "let every rank run every part (times zero where it is not wanted), or"
-            " find_unused_parameters=True if it is meant"
-        ),
+        advice="rank-dependent-graph",
     )
 
 
@@ -193,9 +183,16 @@ def hang_at_start(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidat
     if not _ends_in_setup(last, info):
         return None
     evidence = tuple(text.strip()[:_MAX_QUOTE] for text in info[-2:])
-    if sum("via P2P" in text for text in last) >= 2:
-        return _hang_of_peers(scanned.num_lines, evidence)
-    return _hang_at_start(scanned.num_lines, evidence)
+    is_of_peers = sum("via P2P" in text for text in last) >= 2
+    return Candidate(
+        "p2p-hang" if is_of_peers else "nccl-hang-at-init",
+        Tier.UNCLEAR,
+        scanned.num_lines,
+        "",
+        evidence=evidence,
+        severity="warning" if is_of_peers else "error",
+        advice="hang-of-peers" if is_of_peers else "hang-at-start",
+    )
 
 
 def _ends_in_setup(last: Sequence[str], info: Sequence[str]) -> bool:
@@ -205,41 +202,6 @@ def _ends_in_setup(last: Sequence[str], info: Sequence[str]) -> bool:
         return False
     num_setup = sum(_INIT.search(text) is not None for text in info)
     return num_setup * 2 >= len(info) and not any(_DONE.search(text) for text in last[-6:])
-
-
-def _hang_of_peers(number: int, evidence: tuple[str, ...]) -> Candidate:
-    return Candidate(
-        "p2p-hang",
-        Tier.UNCLEAR,
-        number,
-        "the text ends while NCCL sets up peer-to-peer channels between GPUs: if it hangs here,"
-        " peer-to-peer transfer is broken (likely)",
-        evidence=evidence,
-        why=(
-            "a log that was only cut off here looks the same; in a hang the first collective never"
-            " ends"
-        ),
-        fix=(
-            "NCCL_P2P_DISABLE=1 as a test; if it helps: ACS off in the BIOS, IOMMU in pass-through"
-            " mode"
-        ),
-        severity="warning",
-    )
-
-
-def _hang_at_start(number: int, evidence: tuple[str, ...]) -> Candidate:
-    return Candidate(
-        "nccl-hang-at-init",
-        Tier.UNCLEAR,
-        number,
-        "the text ends while NCCL sets up its connections: likely a hang",
-        evidence=evidence,
-        why="nothing fails and nothing continues; the first collective never ends",
-        fix=(
-            "which rank is missing in these lines? then NCCL_SOCKET_IFNAME and NCCL_P2P_DISABLE=1"
-            " as tests"
-        ),
-    )
 
 
 def _has_progress_after_setup(last: Sequence[str]) -> bool:
@@ -267,6 +229,5 @@ def uneven_inputs(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidat
         f" {most.groups['count']}",
         where=f"rank {least_rank}",
         evidence=tuple(match.line.body.strip()[:_MAX_QUOTE] for match in (least, most)),
-        why="the rank with fewer leaves the loop and the others wait for it",
-        fix="DistributedSampler(..., drop_last=True), or the same number of steps on every rank",
+        advice="uneven-inputs",
     )

@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial, wraps
+from functools import cache, partial, wraps
+from pathlib import Path
+from typing import Any
 
 from paceline.diagnose.explain import arrivals, collectives, pairs, survived
 from paceline.diagnose.explain.arrivals import listed
@@ -15,6 +17,7 @@ from paceline.diagnose.explain.pairs import LOST_PEER
 from paceline.diagnose.explain.scan import Match, Scanned
 from paceline.signatures.lines import Line, shorten
 from paceline.signatures.tier import Tier
+from paceline.text import toml
 
 # Faults of numbers: a loss scale that falls, NaN and Inf on some ranks
 
@@ -37,12 +40,8 @@ def falling_loss_scale(scanned: Scanned, candidates: Sequence[Candidate]) -> Can
         f"the loss scale has fallen to {last_scale:.4g} and every step is skipped: gradients are"
         " NaN or Inf",
         evidence=quoted([first_line, last_line, *nans]),
-        why="under fp16 a step with NaN or Inf is skipped, so nothing is learnt any more",
-        fix=(
-            "use bf16, or torch.autograd.set_detect_anomaly(True) to find the NaN; check inputs and"
-            " labels, lower the rate"
-        ),
         count=len(scales),
+        advice="falling-loss-scale",
     )
 
 
@@ -88,10 +87,7 @@ def non_finite_gradient(scanned: Scanned, candidates: Sequence[Candidate]) -> Ca
         f"the gradient is NaN or Inf on rank {listed([int(rank) for rank in ranks])} alone",
         where=f"rank {ranks[0]}",
         evidence=quoted([line]),
-        fix=(
-            "keep that rank's batch and look at it: torch.isfinite on inputs, labels and loss; if"
-            " it stays with the GPU, test the GPU"
-        ),
+        advice="non-finite-gradient",
     )
 
 
@@ -110,10 +106,7 @@ def stopped_on_nan(scanned: Scanned, candidates: Sequence[Candidate]) -> Candida
         f"rank {listed(ranks)} stopped on a loss that is NaN or Inf, and the others wait for it",
         where=f"rank {ranks[0]}",
         evidence=quoted(lines.values()),
-        fix=(
-            "stop on all ranks together (all_reduce the flag); torch.isfinite on that rank's inputs"
-            " and labels"
-        ),
+        advice="stopped-on-nan",
     )
 
 
@@ -130,13 +123,9 @@ def loss_not_finite(scanned: Scanned, candidates: Sequence[Candidate]) -> Candid
         bad[0].line.number,
         "the last losses that were printed are NaN or Inf",
         evidence=(shorten(bad[0].line.body), shorten(bad[-1].line.body)),
-        why="a model with such a loss learns nothing more, and nothing fails",
-        fix=(
-            "paceline run --check-finite ... stops at the first; then a lower learning rate,"
-            " clipped gradients, or torch.autograd.set_detect_anomaly(True)"
-        ),
         severity="warning",
         count=len(bad),
+        advice="loss-not-finite",
     )
 
 
@@ -219,7 +208,18 @@ def infer(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
     current = list(candidates)
     for rule in RULES:
         current = rule(scanned, current)
-    return current
+    return [_advised(candidate) for candidate in current]
+
+
+def _advised(candidate: Candidate) -> Candidate:
+    """Return a candidate with the texts of ``inferred.toml``, if it is an inferred one."""
+    texts = _texts()[candidate.advice] if candidate.advice else {}
+    return replace(candidate, **texts)
+
+
+@cache
+def _texts() -> dict[str, Any]:
+    return toml.loads((Path(__file__).parent / "inferred.toml").read_text(encoding="utf-8"))
 
 
 def _adding(inference: Inference) -> Rule:
@@ -298,10 +298,7 @@ def _without_ddp(candidate: Candidate) -> Candidate:
         candidate,
         name="user-exception",
         what=candidate.what.partition("; under DDP")[0],
-        fix=(
-            "torch.autograd.set_detect_anomaly(True) shows the forward operation whose result was"
-            " changed"
-        ),
+        advice="without-ddp",
     )
 
 
@@ -377,11 +374,7 @@ def _refused(candidate: Candidate, answer: Match) -> Candidate:
         tier=Tier.DOUBTFUL_EXCEPTION,
         what=f"a server refuses a file, which is not in the local cache either: {refusal[0]}",
         evidence=refusal + candidate.evidence,
-        why="the server was reached, so this node has access to it",
-        fix=(
-            "open the address in a browser with the same account: the name, the permission and the"
-            " token (huggingface-cli login) must be right"
-        ),
+        advice="refused",
     )
 
 

@@ -58,7 +58,7 @@ CONSEQUENCES = (
     # Transfers and connections break when a rank ends, so a plain exception of one rank precedes
     # them.
     Consequence(
-        ("user-exception", "script-error-on-one-rank"),
+        ("user-exception", "library-exception", "script-error-on-one-rank"),
         Tier.DOUBTFUL_EXCEPTION,
         ("infiniband-error", "interface-not-routed"),
         Tier.ABORTED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -89,10 +90,19 @@ def chunks(stream: Readable, subject: str) -> Iterator[bytes]:
 
 
 def _wide(first: bytes) -> codecs.IncrementalDecoder | None:
-    """Return the decoder of UTF-16 text, which PowerShell's redirection writes; None for others."""
+    """Return the decoder of UTF-16 text, which PowerShell's redirection writes, or of GB18030; None
+    for others.
+    """
     for mark, name in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
         if first.startswith(mark):
             return codecs.getincrementaldecoder(name)("replace")
+    sample = first[: 64 << 10].rpartition(b"\n")[0] or first
+    try:
+        sample.decode("utf-8")
+    except UnicodeDecodeError:
+        # In GB18030 a Chinese character has two high bytes; in Latin-1 an accent has one.
+        if all(len(run) % 2 == 0 for run in re.findall(rb"[\x81-\xfe]+", sample)):
+            return codecs.getincrementaldecoder("gb18030")("replace")
     return None
 
 

@@ -306,7 +306,8 @@ _PYTHON_WARNING = re.compile(
 _ERROR = re.compile(
     r"\b(?:ERROR|FATAL|CRITICAL|Fatal|panic)\b|\b[Ee]rror:|(?:[A-Za-z]Error|Exception)\b|[Ff]ailed\b|\bfailure\b"
     r"|core dumped"
-    r"|\[E\d* ?[\d:. ]*\w+\.cpp|NCCL WARN|[Aa]borted\b|\bcannot\b|terminate called|\bfatal\b"
+    r"|\[E\d* ?[\d:. ]*\w+\.cpp|NCCL WARN|[Aa]n error occurred|now abort\b|[Aa]borted\b"
+    r"|\bcannot\b|terminate called|\bfatal\b"
 )
 _NO_ERROR = re.compile(
     r"NCCL INFO|not a git repository|\(autoscaler |^\[W|gai error|\bWARN(?:ING)?\b|\b0"
@@ -355,15 +356,20 @@ def _alternatives(words: Sequence[str]) -> str:
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
+# The last field of a line of CSV, if it is quoted.
+_FIELD = re.compile(r'^[^\s"]+(?:,[^"]*)?,"((?:[^"]|"")+)"$')
+
+
 def _record(text: str) -> list[str]:
     """Return the text of a structured log record with its rank as label; empty for other JSON."""
     try:
         record = json.loads(text)
     except ValueError:
         return []
+    texts = [value for value in record.values() if isinstance(value, str)]
     message = next((record[key] for key in _MESSAGE_KEYS if key in record), None)
     if not isinstance(message, str):
-        return []
+        message = max(texts, key=len, default="")
     rank = next((record[key] for key in _RANK_KEYS if key in record), None)
     is_labelled = message.startswith("[rank")
     label = f"[rank{rank}]: " if isinstance(rank, int) and not is_labelled else ""
@@ -374,6 +380,8 @@ def _pieces(text: str) -> list[str]:
     """Return the lines escaped in a line of JSON, as in torch's error files, or the line itself."""
     if text.startswith('{"') and (record := _record(text)):
         return record
+    if (field := _FIELD.search(text)) is not None:
+        text = field[1].replace('""', '"')
     has_traceback = any(sign in text for sign in ("Traceback", 'File \\"', '"message"'))
     if "\\n" not in text or not has_traceback:
         message = re.match(r'^\s*"message": *"(.*?)"?,?\s*$', text)

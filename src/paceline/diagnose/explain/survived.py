@@ -38,7 +38,7 @@ _STOPS = ("stop", "step-cancelled", "exit--15", "stopped")  # keys of stops from
 _WARNINGS = (Tier.HINTED, Tier.RETRIED, Tier.WARNED)  # training may have continued after these
 # The success of the whole run, not of a download.
 _OVER = re.compile(r"train|exit|\bjob\b|\brun\b|\bfit\b", re.IGNORECASE)
-_EXCEPTIONS = ("user-exception", "script-error-on-one-rank")
+_EXCEPTIONS = ("user-exception", "library-exception", "script-error-on-one-rank")
 
 
 @dataclass(frozen=True)

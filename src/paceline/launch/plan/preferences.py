@@ -6,7 +6,6 @@ Typed options win over the environment, which wins over the file. Pure, but for 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,7 @@ from typing import Any
 from paceline import env
 from paceline.errors import UsageError, closest, option_invalid
 from paceline.launch.plan.options import OPTIONS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from paceline.text import toml
 
 # Option -> its variable and the type of its value in the file.
 _KEYS: Mapping[str, tuple[str, type]] = {
@@ -55,9 +50,9 @@ def read_file(path: Path) -> str:
 
 def _from_file(text: str, path: Path) -> Preferences:
     try:
-        content = tomllib.loads(text).get("run", {})
-        others = set(tomllib.loads(text)) - {"run"}
-    except tomllib.TOMLDecodeError as error:
+        content = toml.loads(text).get("run", {})
+        others = set(toml.loads(text)) - {"run"}
+    except toml.TOMLDecodeError as error:
         raise _wrong(f"the configuration file is not TOML: {error}", where=str(path)) from None
     if others or not isinstance(content, dict):
         raise _wrong(

@@ -31,7 +31,6 @@ slurm_requests  signatures of requests that Slurm rejects, and of commands that 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -40,11 +39,7 @@ from typing import Any
 from paceline.signatures import texts
 from paceline.signatures.signature import Signature
 from paceline.signatures.tier import Tier
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from paceline.text import toml
 
 AREAS = (
     "rendezvous",
@@ -81,7 +76,7 @@ def of_area(area: str) -> Iterator[tuple[Mapping[str, Any], Signature]]:
     ``@NAME@`` stands for a text of the file's table ``shared``, or of ``texts``. The parts of
     ``pattern`` and ``unless`` are alternatives. Without ``tier`` a signature is a CAUSE.
     """
-    content = tomllib.loads((Path(__file__).parent / f"{area}.toml").read_text(encoding="utf-8"))
+    content = toml.loads((Path(__file__).parent / f"{area}.toml").read_text(encoding="utf-8"))
     shared = {**vars(texts), **content.get("shared", {})}
 
     def listed(table: Mapping[str, Any], field: str) -> tuple[str, ...]:
