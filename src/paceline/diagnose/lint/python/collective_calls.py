@@ -80,6 +80,8 @@ def _as_collective(script: Script, call: ast.Call) -> Collective | None:
 
 
 def _method(script: Script, call: ast.Call, name: str) -> Collective | None:
+    if name == "save_model" and script.roots & {"transformers", "trl"} and _names_fsdp(script):
+        return Collective(name, f"{dotted(call.func)}() under FSDP", sure=False)
     if not isinstance(call.func, ast.Attribute) or name not in _ALL_METHODS:
         return _forward(script, call)
     chain = dotted(call.func)
@@ -93,6 +95,12 @@ def _method(script: Script, call: ast.Call, name: str) -> Collective | None:
                 return None
             return Collective(name, f"{chain}()", sure=_sure_of(script, call, kind))
     return None
+
+
+def _names_fsdp(script: Script) -> bool:
+    """Return whether the file names a strategy of FSDP, as TrainingArguments take it."""
+    texts = [node.value for node in script.nodes if isinstance(node, ast.Constant)]
+    return any(isinstance(text, str) and "full_shard" in text for text in texts)
 
 
 _ALL_METHODS = frozenset().union(*_METHODS.values(), {"all_gather", "barrier"})

@@ -97,7 +97,7 @@ def sharding_sampler(script: Script, loader: ast.Call) -> ast.Call | None:
 
 
 def sampler_call(script: Script, node: ast.expr, depth: int = 0) -> ast.Call | None:
-    """Return the DistributedSampler behind a name, a conditional or a BatchSampler."""
+    """Return the DistributedSampler behind a name, a conditional, a BatchSampler or a function."""
     if depth > _DEPTH:
         return None
     if isinstance(node, ast.IfExp):
@@ -109,7 +109,14 @@ def sampler_call(script: Script, node: ast.expr, depth: int = 0) -> ast.Call | N
             return node
         if last(node) == "BatchSampler" and (inner := argument(node, "sampler", 0)) is not None:
             return sampler_call(script, inner, depth + 1)
-        return None
+        returned = [
+            part.value
+            for function in script.functions.get(last(node), ())
+            for part in inside(function)
+            if isinstance(part, ast.Return) and part.value is not None
+        ]
+        found = (sampler_call(script, value, depth + 1) for value in returned)
+        return next((call for call in found if call is not None), None)
     for value in script.assigned(dotted(node), node):
         if value.place >= 0 or value.value is node:
             continue

@@ -51,6 +51,7 @@ CHECKS: tuple[Callable[[Script], Iterable[Finding]], ...] = (
     evaluation.evaluation_not_reduced,
     evaluation.evaluation_padded,
     devices.device_not_set,
+    devices.device_by_global_rank,
     devices.local_rank_argument_unknown,
     optimisation.accumulation_syncs_every_step,
     optimisation.backward_not_accelerator,

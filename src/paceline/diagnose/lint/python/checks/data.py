@@ -44,10 +44,10 @@ def set_epoch_missing(script: Script) -> Iterator[Finding]:
     Lightning, Accelerate and similar libraries call set_epoch themselves, so files that use them
     are skipped.
     """
-    if script.roots & DOES_IT_ALL or not loaders.epoch_loops(script):
+    if script.roots & DOES_IT_ALL or not (loaders.epoch_loops(script) or _endless(script)):
         return
     for call in loaders.samplers(script):
-        if not _shuffles(call) or _has_set_epoch(script, call):
+        if not _shuffles(script, call) or _has_set_epoch(script, call):
             continue
         if (
             _is_unused_here(script, call)
@@ -91,14 +91,35 @@ def _adds_rank(script: Script, seed: ast.expr) -> bool:
     return is_rank(script, seed)
 
 
-def _shuffles(call: ast.Call) -> bool:
+def _endless(script: Script) -> bool:
+    """Return whether a generator goes round a loader for ever: ``while True: for x in loader``."""
+    loops = [
+        node for node in script.nodes if isinstance(node, ast.While) and constant(node.test) is True
+    ]
+    return any(
+        isinstance(inner, ast.For) and any(isinstance(part, ast.Yield) for part in ast.walk(inner))
+        for loop in loops
+        for inner in loop.body
+    )
+
+
+def _shuffles(script: Script, call: ast.Call) -> bool:
     # DistributedSampler shuffles by default. A seed that the file computes may change in every
     # epoch, which does what set_epoch does.
     shuffle = argument(call, "shuffle", 3)
-    if has_unknown_arguments(call) or (shuffle is not None and constant(shuffle) is not True):
+    if has_unknown_arguments(call) or (shuffle is not None and not _is_true(script, shuffle)):
         return False
     seed = argument(call, "seed", 4)
     return seed is None or constant(seed) is not ...
+
+
+def _is_true(script: Script, node: ast.expr) -> bool:
+    """Return whether a value is True, or a parameter that a call of this file gives as True."""
+    function = script.function(node)
+    if function is None or not isinstance(node, ast.Name):
+        return constant(node) is True
+    calls = script.calls_of(function.name)
+    return any(constant(keyword(call, node.id)) is True for call in calls if keyword(call, node.id))
 
 
 def _has_set_epoch(script: Script, call: ast.Call) -> bool:
@@ -137,7 +158,7 @@ def _is_for_evaluation(script: Script, call: ast.Call) -> bool:
 def _is_unused_here(script: Script, call: ast.Call) -> bool:
     """Return whether no loader of this file uses a sampler; another file may set its epoch."""
     is_kept = bool(loaders.targets(script, call)) or isinstance(
-        script.parents.get(call), ast.keyword
+        script.parents.get(call), ast.keyword | ast.Return
     )
     return not is_kept or not _loaders_of(script, call)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from paceline.diagnose.lint.python import loaders
@@ -12,6 +13,9 @@ from paceline.diagnose.lint.python.script import Script, arguments_of, keyword, 
 from paceline.errors import Finding
 from paceline.text.syntax import constant, dotted, last
 
+_GLOBAL_RANK = re.compile(
+    r"(int\()?os\.(environ\[|environ\.get\(|getenv\()'RANK'.*|(torch\.)?dist(ributed)?\.get_rank\(\)"
+)
 _SELECTS = words_of(
     "set_device set_device_index set_default_device init_device_mesh local_rank_to_device"
 )
@@ -131,6 +135,25 @@ def _is_plain_cuda(script: Script, node: ast.expr) -> bool:
     if isinstance(node, ast.Call) and is_device and len(node.args) == 1:
         return _is_plain_cuda(script, node.args[0])
     return constant(node) == "cuda"
+
+
+def device_by_global_rank(script: Script) -> Iterator[Finding]:
+    """Find set_device with the rank among all nodes, in a file that knows the one on its node."""
+    if not any(isinstance(n, ast.Constant) and n.value == "LOCAL_RANK" for n in script.nodes):
+        return
+    for call in script.calls:
+        if script.full(call.func) != "torch.cuda.set_device" or len(call.args) != 1:
+            continue
+        values = [ast.unparse(value) for value in script.candidates(call.args[0], call)[1:]]
+        if not values or not all(map(_GLOBAL_RANK.fullmatch, values)):
+            continue
+        yield script.finding(
+            "invalid-device-ordinal",
+            call,
+            "each rank selects the GPU of its global rank",
+            why="on a second node the numbers go on, and there are no such GPUs",
+            fix='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
+        )
 
 
 def local_rank_argument_unknown(script: Script) -> Iterator[Finding]:

@@ -37,6 +37,7 @@ def method_does_not_exist(script: Script) -> Iterator[Finding]:
     """
     yield from _of_frameworks(script)
     yield from _of_modules(script)
+    yield from _of_wrappers(script)
 
 
 def _of_frameworks(script: Script) -> Iterator[Finding]:
@@ -57,6 +58,55 @@ def _of_frameworks(script: Script) -> Iterator[Finding]:
                 fix=f"{owner}.{near}(...)" if near else f"see the methods of {title}",
                 severity="error",
             )
+
+
+def _of_wrappers(script: Script) -> Iterator[Finding]:
+    """Find methods of a model called on DDP's wrapper, which has the model as ``module``."""
+    for call in script.calls:
+        owner, method = receiver(call), last(call)
+        if not owner or method in public_names.MODULE or method.startswith("_"):
+            continue
+        if not isinstance(call.func, ast.Attribute) or not _is_wrapped(script, call):
+            continue
+        inner = f"{owner}.module.{method}"  # the file knows where the method is
+        named = {dotted(node) for node in script.nodes if isinstance(node, ast.Attribute)}
+        if inner in named or handles_missing(script, method, call):
+            continue
+        yield script.finding(
+            "method-does-not-exist",
+            call,
+            f"{owner} is the DDP wrapper here, which has no method {method}",
+            why="the call ends with an AttributeError; a method beside forward also leaves DDP out",
+            fix=(
+                f"call {method} from the model's forward; {owner}.module.{method}(...) only where"
+                " nothing is trained"
+            ),
+            severity="error",
+        )
+
+
+def _is_wrapped(script: Script, call: ast.Call) -> bool:
+    """Return whether the last assignment to the object before a call wraps it in torch's DDP."""
+    values = [value for value in script.assigned(receiver(call), call) if _precedes(value, call)]
+    if not values:
+        return False
+    wrap = max(values, key=lambda value: getattr(value.at, "lineno", 0)).value
+    if not isinstance(wrap, ast.Call) or made_by(script, wrap) != "ddp":
+        return False
+    around, above = set(script.up(wrap)), set(script.up(call))
+    conditions = (ast.If, ast.IfExp, ast.Try)
+    # Under a condition of its own the call may be for the other case.
+    if any(isinstance(node, conditions) and node not in around for node in above):
+        return False
+    is_certain = not any(isinstance(node, conditions) and node not in above for node in around)
+    # What is trained with is trained with in the runs that wrap it, too.
+    return is_certain or any(
+        script.scope(other) is script.scope(call) for other in script.calls_of("backward")
+    )
+
+
+def _precedes(value: Assigned, call: ast.Call) -> bool:
+    return getattr(value.at, "lineno", 0) < call.lineno
 
 
 def _lacks(script: Script, call: ast.Call, kind: str) -> bool:

@@ -24,6 +24,7 @@ _WITHOUT_EFFECT = {
     "gradient_accumulation_steps": (1,),
     "mixed_precision": ("no", "bf16", None),
 }
+_DEEPSPEED = "deepspeed_plugin"
 _SCHEDULER = re.compile(r"sched", re.I)
 _OPTIMIZER = re.compile(r"^(opt|optim|optimi[sz]er)\w*$|_(opt|optim|optimi[sz]er)$", re.I)
 _SIZE = re.compile(
@@ -45,21 +46,34 @@ def backward_not_accelerator(script: Script) -> Iterator[Finding]:
     keywords = [keyword for constructor in constructors for keyword in constructor.keywords]
     scaling = [keyword.arg for keyword in keywords if _changes_loss(keyword)]
     divides = "gradient_accumulation_steps" in _factors(script)
-    if not scaling or divides or any(call.args or call.keywords for call in calls):
+    calls_it_too = any(call.args or call.keywords for call in calls)
+    if not scaling or (_DEEPSPEED not in scaling and (divides or calls_it_too)):
         return
-    for call in filter(receiver, calls):
+    for call in calls:
+        loss = receiver(call) or _scaled(call)
+        if not loss or call.args or call.keywords:
+            continue
         yield script.finding(
             "backward-not-accelerator",
             call,
-            f"{receiver(call)}.backward() leaves out what Accelerator({scaling[0]}=...) does to the"
-            " loss",
+            f"{ast.unparse(call)} leaves out what Accelerator({scaling[0]}=...) does to the loss",
             why="gradients of accumulated batches are not divided, and those of fp16 not scaled",
-            fix=f"accelerator.backward({receiver(call)})",
+            fix=f"accelerator.backward({loss})",
         )
+
+
+def _scaled(call: ast.Call) -> str:
+    """Return the loss in ``scaler.scale(loss).backward()``; else an empty string."""
+    scale = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if not isinstance(scale, ast.Call) or last(scale) != "scale" or len(scale.args) != 1:
+        return ""
+    return ast.unparse(scale.args[0])
 
 
 def _changes_loss(keyword: ast.keyword) -> bool:
     """Return whether an argument certainly makes Accelerate divide or scale the loss."""
+    if keyword.arg == _DEEPSPEED:
+        return constant(keyword.value) is not None  # its engine has a backward of its own
     value = constant(keyword.value)
     return value is not ... and value not in _WITHOUT_EFFECT.get(keyword.arg or "", (value,))
 

@@ -28,6 +28,8 @@ PACELINE_TRAINER = frozenset(_NAMES["paceline.Trainer, beside what Lightning has
 }
 # Methods of Hugging Face's PreTrainedModel that no nn.Module, LightningModule or DDP wrapper has.
 PRETRAINED_ONLY = frozenset(_NAMES["PreTrainedModel alone"])
+# Of torch's DistributedDataParallel, and so of each module.
+MODULE = frozenset(_NAMES["DistributedDataParallel"])
 REMOVED_TRAINER = _instead("removed attributes")
 REMOVED_ACCELERATOR_ARGUMENTS = _instead("removed arguments of Accelerator")
 OLD_TORCH = _instead("deprecated in torch")

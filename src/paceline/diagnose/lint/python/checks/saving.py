@@ -41,7 +41,10 @@ def save_on_every_rank(script: Script) -> Iterator[Finding]:
             call,
             "every rank writes this file",
             why="several processes write it at once, and what is left may be damaged",
-            fix="if dist.get_rank() == 0: torch.save(...)",
+            fix=(
+                "if not dist.is_initialized() or dist.get_rank() == 0: ...  # around all that"
+                " writes it"
+            ),
         )
 
 
@@ -167,7 +170,7 @@ def save_wrapped_model(script: Script) -> Iterator[Finding]:
             call,
             f"{name} is the DDP wrapper here: all keys that are saved begin with module.",
             why="the plain model, or a run on one GPU, cannot load them as they are",
-            fix=f"{name}.module.state_dict()",
+            fix=f"{name}.module.state_dict(), and load it into the plain model too",
             severity="hint" if loads else "warning",
         )
 
