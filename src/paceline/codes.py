@@ -261,4 +261,5 @@ CODES = {
     "download-on-every-rank": "SCR018",
     "backward-not-accelerator": "SCR019",
     "map-location-missing": "SCR020",
+    "folder-race": "SCR021",
 }

@@ -117,7 +117,7 @@ def _with_line(text: str, number: int, line: str) -> str:
 EDITS: Mapping[str, Edit] = {
     "set-epoch-missing": _set_epoch,
     "map-location-missing": _map_location,
-    "folder-created-twice": _exist_ok,
+    "folder-race": _exist_ok,
     "unset-variable": _export,
     "cpus-per-task-missing": _cpus_per_task,
     "cpus-too-few": _cpus_per_task,

@@ -28,7 +28,11 @@ EVALUATING = re.compile(
     r"val(id)?(_|$)|valid|test|eval|dev(_|$)|dev_?(set|loader|data)|^val|_val", re.I
 )
 _MULTIPROCESSING = ("torch.multiprocessing.", "multiprocessing.")
-_DEPTH = 5
+_DEPTH = 16
+
+
+# Methods of tensors that keep all rows, or make one value of them.
+_OF_TENSORS = words_of("to cuda cpu float double long mean std min max manual_seed unsqueeze view")
 
 
 def data_loaders(script: Script) -> list[ast.Call]:
@@ -151,9 +155,15 @@ def _may_shard(
         values = script.assigned(name, at)
         if not values:
             return True  # a parameter or an import: unknown
-        return any(
-            _may_shard(script, value.value, value.at, depth + 1, map_style=map_style)
+        parts = [
+            value.value.elts[value.place]
+            if isinstance(value.value, ast.Tuple) and value.place >= 0
+            else value.value
             for value in values
+        ]
+        return any(
+            _may_shard(script, part, value.at, depth + 1, map_style=map_style)
+            for part, value in zip(parts, values, strict=True)
         )
     if isinstance(node, ast.Call):
         return _call_may_shard(script, node, at, depth, map_style)
@@ -162,6 +172,10 @@ def _may_shard(
             _may_shard(script, part, at, depth + 1, map_style=map_style)
             for part in (node.body, node.orelse)
         )
+    # Rows of a tensor, and what is computed from it.
+    if isinstance(node, ast.Subscript | ast.BinOp | ast.Slice):
+        parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+        return any(_may_shard(script, part, at, depth + 1) for part in parts)
     # What is unknown counts as sharded, so that only certain cases are found.
     return not isinstance(node, ast.List | ast.ListComp | ast.Constant)
 
@@ -176,6 +190,10 @@ def _call_may_shard(
         parts = [part for function in script.functions[name] for part in function.body]
         return any(mentions_rank(script, part) or _uses_sharding(part) for part in parts)
     full = script.full(call.func)
+    if isinstance(call.func, ast.Attribute) and not full and name in _OF_TENSORS:
+        return _may_shard(script, call.func.value, at, depth + 1)
+    if name in ("len", "int") and not full:
+        return any(_may_shard(script, arg, at, depth + 1) for arg in call.args)
     # Datasets of these libraries read everything unless they are told otherwise in the call.
     is_plain = full.startswith(("torchvision.", "torch.", "datasets.", "sklearn."))
     if not is_plain and not (map_style and full):

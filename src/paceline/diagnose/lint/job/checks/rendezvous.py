@@ -155,6 +155,20 @@ def _mismatch(case: Case, launch: Launch, node_range: tuple[int, int], nodes: in
     least, most = node_range
     count = str(least) if least == most else f"{least}:{most}"
     allocation = "the job" if nodes == case.job.nodes else "this step"
+    tasks = case.shape(launch).tasks if launch.call.step else None
+    if tasks == least == most and tasks > nodes:
+        return case.finding(
+            "torchrun-nnodes-mismatch",
+            f"srun starts {tasks} launchers on {nodes} node{'s' if nodes > 1 else ''}, and each"
+            " takes itself for a node",
+            line=case.line_of(launch, *_texts(launch, "nnodes")),
+            more=[case.directive_line("ntasks-per-node", "ntasks")],
+            why="the processes of each begin with local rank 0: several take the same GPU",
+            fix=(
+                f"#SBATCH --ntasks-per-node=1, {name}={nodes} and --nproc_per_node={tasks // nodes}"
+            ),
+            severity=case.severity(launch),
+        )
     return case.finding(
         "torchrun-nnodes-mismatch",
         f"{name} is {count}, {allocation} has {nodes} node" + ("s" if nodes > 1 else ""),
@@ -382,7 +396,8 @@ def ranks_from_batch_host(case: Case) -> Iterator[Finding]:
     """Find ranks that the batch script fills in for a program that srun starts once per task."""
     for launch in case.training:
         spread = case.shape(launch)
-        step, tasks = launch.call.step, (spread.tasks_per_node or 0) * (spread.nodes or 0)
+        step, per_node = launch.call.step, spread.tasks_per_node or case.job.tasks_per_node or 0
+        tasks = per_node * (spread.nodes or case.job.nodes or 0)
         if launch.spawns or step is None or tasks < 2:
             continue
         yield from _rank_argument(case, launch)

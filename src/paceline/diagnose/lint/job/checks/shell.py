@@ -123,6 +123,25 @@ def unset_variable(case: Case) -> Iterator[Finding]:
                 yield from findings
 
 
+def node_count_unset(case: Case) -> Iterator[Finding]:
+    """Find uses of a number of nodes, such as $NODES, that nothing in the script sets."""
+    if not case.job.directives.any or case.trace.sourced:
+        return
+    for name in ("NODES", "NNODES", "NUM_NODES", "N_NODES"):
+        used = re.compile(rf"^[^#]*\$(?:{name}\b|\{{{name}\}})")
+        uses = [number for number, line in enumerate(case.lines, 1) if used.match(line)]
+        is_set = re.search(rf"\b{name}\+?=|\b{name}:?[-=?+]|\bread\b.*\b{name}\b", case.code)
+        if uses and not is_set:
+            yield case.finding(
+                "unset-variable",
+                f"nothing in this script sets ${name}, and Slurm does not",
+                line=uses[0],
+                why="it is empty, unless it comes from the shell that submits the job",
+                fix=f"{name}=$SLURM_JOB_NUM_NODES",
+                severity="warning",
+            )
+
+
 def cpus_per_task_unset(case: Case) -> Iterator[Finding]:
     """Find uses of $SLURM_CPUS_PER_TASK without --cpus-per-task, which makes Slurm set it."""
     name, requests = "SLURM_CPUS_PER_TASK", ("cpus-per-task", "tres-per-task")
@@ -296,5 +315,6 @@ CHECKS = (
     not_filled_in,
     unset_variable,
     never_exported,
+    node_count_unset,
     cpus_per_task_unset,
 )

@@ -57,9 +57,12 @@ def _to_steps(case: Case, directive: Directive, name: str, traps: list[Trap]) ->
             " script never runs",
             line=directive.line,
             more=[traps[0][2]],
-            why="without B: the batch shell is not signalled",
-            fix=f"#SBATCH --signal=B:{directive.value.rpartition(':')[2]}",
-            severity="hint",
+            why="without B: the batch shell is not signalled; it runs a trap only between commands",
+            fix=(
+                f"#SBATCH --signal=B:{directive.value.rpartition(':')[2]}, and start the program"
+                " with & and write wait below it"
+            ),
+            severity="hint" if any(launch.call.step for launch in case.training) else "warning",
         )
     # A program without srun is a child of the batch shell, which Slurm does not signal here.
     elif not case.spreads and all(launch.call.step is None for launch in case.training):

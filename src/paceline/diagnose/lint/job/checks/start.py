@@ -100,7 +100,9 @@ def _spreads_itself(case: Case, launch: Launch) -> bool:
     # A script that lists the hosts is likely to start something on each.
     if not launch.program or case.names_hosts:
         return True
-    patterns = (_SELF_SPREADING, _BEFOREHAND)
+    # The only program of a job that asks for GPUs is what they are for, whatever its name.
+    is_only = case.job.requests_gpus and len(case.training) == 1
+    patterns = (_SELF_SPREADING,) if is_only else (_SELF_SPREADING, _BEFOREHAND)
     return any(pattern.search(launch.script) for pattern in patterns)
 
 
@@ -278,15 +280,17 @@ def launcher_option_unknown(case: Case) -> Iterator[Finding]:
         for typed in launch.unknown:
             table = TABLES[launch.kind]
             near = closest(typed.lstrip("-").replace("-", "_"), [*table.values, *table.flags])
-            # An option that resembles none may be of another version, and is left alone.
-            if not near:
+            # An option that resembles none may be of another version, and is left alone, unless
+            # the script gets it too.
+            is_of_script = typed in [argument.text for argument in launch.arguments]
+            if not near and not is_of_script:
                 continue
             yield case.finding(
                 "option-unknown",
                 f"{launch.kind} has no option {typed}",
                 line=case.line_of(launch, typed),
                 why="the launcher refuses to start, or takes what follows for the script",
-                fix=f"--{near}",
+                fix=f"--{near}" if near else f"leave {typed} to the script, which gets it too",
                 severity="error" if len(near) > 3 and _near(typed, near) else "warning",
             )
 

@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator
 
 from paceline.diagnose.lint.python import loaders
-from paceline.diagnose.lint.python.objects import argument, kinds, makes
+from paceline.diagnose.lint.python.checks import public_names
+from paceline.diagnose.lint.python.objects import argument, kinds, makes, names_of
 from paceline.diagnose.lint.python.ranks import in_rank_block
 from paceline.diagnose.lint.python.script import Script, inside, receiver, words_of
 from paceline.errors import Finding
-from paceline.text.syntax import constant, last, words
+from paceline.text.syntax import constant, dotted, last, words
 
 _NO_SYNC = words_of(
     """
@@ -68,6 +69,43 @@ def _scaled(call: ast.Call) -> str:
     if not isinstance(scale, ast.Call) or last(scale) != "scale" or len(scale.args) != 1:
         return ""
     return ast.unparse(scale.args[0])
+
+
+def gradients_not_averaged(script: Script) -> Iterator[Finding]:
+    """Find training through the module behind DDP's wrapper, whose forward is never called."""
+    for name in names_of(script, "ddp"):
+        inner = {f"{name}.module"} | {
+            other
+            for other, values in script.values.items()
+            if all(dotted(value.value) == f"{name}.module" for value in values)
+        }
+        if any(dotted(call.func) == name for call in script.calls):
+            continue
+        for call in script.calls:
+            owner = dotted(call.func) if dotted(call.func) in inner else receiver(call)
+            if owner not in inner or last(call) in public_names.MODULE - {"module"}:
+                continue
+            if not _is_trained_with(script, call):
+                continue
+            yield script.finding(
+                "gradients-not-averaged",
+                call,
+                f"{dotted(call.func)}() goes past DDP's wrapper, whose forward nothing calls",
+                why="without it DDP exchanges no gradients: each rank trains alone",
+                fix=f"call {name}(...), and choose the part inside of the model's forward",
+            )
+            break
+
+
+def _is_trained_with(script: Script, call: ast.Call) -> bool:
+    """Return whether a call with gradients stands in a loop that also calls backward."""
+    around = list(script.up(call))
+    contexts = [item for node in around if isinstance(node, ast.With) for item in node.items]
+    if any(last(item.context_expr) in ("no_grad", "inference_mode") for item in contexts):
+        return False
+    loops = [node for node in around if isinstance(node, ast.For | ast.While)]
+    backward = script.calls_of("backward")
+    return any(loop in list(script.up(other)) for loop in loops[:1] for other in backward)
 
 
 def _changes_loss(keyword: ast.keyword) -> bool:

@@ -7,11 +7,23 @@ import re
 from collections.abc import Iterator
 
 from paceline.diagnose.lint.python import loaders
+from paceline.diagnose.lint.python.collective_calls import as_collective
 from paceline.diagnose.lint.python.objects import argument, kinds, makes
-from paceline.diagnose.lint.python.ranks import in_rank_block, mentions_rank, runs_alone
-from paceline.diagnose.lint.python.script import Script, has_unknown_arguments, inside, receiver
+from paceline.diagnose.lint.python.ranks import (
+    in_rank_block,
+    mentions_rank,
+    rank_block,
+    runs_alone,
+)
+from paceline.diagnose.lint.python.script import (
+    Script,
+    has_unknown_arguments,
+    inside,
+    keyword,
+    receiver,
+)
 from paceline.errors import Finding
-from paceline.text.syntax import dotted, last, words
+from paceline.text.syntax import constant, dotted, last, words
 
 _NOT_A_FILE = re.compile(r"BytesIO|(^|_)(buf|buffer|bio|stream|memory)(_|$)|io$", re.I)
 _WITHOUT_TENSORS = re.compile(r"sched|scaler", re.I)
@@ -46,6 +58,74 @@ def save_on_every_rank(script: Script) -> Iterator[Finding]:
                 " writes it"
             ),
         )
+
+
+def folder_race(script: Script) -> Iterator[Finding]:
+    """Find folders that all ranks make at once, and those that one rank makes and all write into.
+
+    Nothing is reported if the path may differ between ranks, or if the error is caught.
+    """
+    trains = makes(script, "ddp", "fsdp", "engine") or script.calls_of("init_process_group")
+    for call in [*script.calls_of("makedirs"), *script.calls_of("mkdir")]:
+        path = call.args[0] if script.full(call.func).startswith("os.") and call.args else call.func
+        if isinstance(path, ast.Attribute) and path is call.func:
+            path = path.value
+        is_caught = any(isinstance(parent, ast.Try) for parent in script.up(call))
+        if not isinstance(path, ast.expr) or is_caught or _is_of_the_rank(script, path, call, 0):
+            continue
+        block = rank_block(script, call)
+        if block is None and constant(keyword(call, "exist_ok")) is not True:
+            if trains and _runs_on_every_rank(script, call):
+                yield _made_by_all(script, call)
+        elif block is not None and block.side == "one" and block.sure:
+            yield from _made_by_one(script, call, path)
+
+
+def _made_by_all(script: Script, call: ast.Call) -> Finding:
+    tested = any(isinstance(parent, ast.If) for parent in script.up(call))
+    return script.finding(
+        "folder-race",
+        call,
+        "every rank makes this folder, and only the first one can",
+        why="the others end with FileExistsError, whenever two of them come here at once",
+        fix="os.makedirs(..., exist_ok=True)"
+        if last(call) == "makedirs"
+        else "mkdir(exist_ok=True)",
+        severity="hint" if tested else "warning",
+    )
+
+
+def _made_by_one(script: Script, call: ast.Call, path: ast.expr) -> Iterator[Finding]:
+    """Find a save by all ranks into a folder that one of them makes, without a wait between."""
+    function = script.function(call)
+    name = dotted(path)
+    for save in script.calls if function is not None and name else ():
+        if script.function(save) is not function or script.full(save.func) != "torch.save":
+            continue
+        if (
+            save.lineno < call.lineno
+            or rank_block(script, save)
+            or not _leads_to(script, save, name)
+        ):
+            continue
+        between = range(call.lineno, save.lineno)
+        if any(other.lineno in between and as_collective(script, other) for other in script.calls):
+            continue
+        yield script.finding(
+            "folder-race",
+            save,
+            f"all ranks write into {name}, which one rank makes just before",
+            why="a rank that comes first finds no folder",
+            fix=f"dist.barrier() between them, or os.makedirs({name}, exist_ok=True) on every rank",
+        )
+        return
+
+
+def _leads_to(script: Script, save: ast.Call, folder: str) -> bool:
+    """Return whether the path of a save is in a folder of that name."""
+    path = argument(save, "f", 1)
+    values = script.candidates(path, save) if path is not None else []
+    return any(dotted(part) == folder for value in values for part in ast.walk(value))
 
 
 def map_location_missing(script: Script) -> Iterator[Finding]:
