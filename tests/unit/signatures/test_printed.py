@@ -1,0 +1,52 @@
+"""Each signature matches a line that a program really prints, and that stands in its source."""
+
+from __future__ import annotations
+
+import sysconfig
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+from paceline.signatures.libraries import AREAS, of_area
+from paceline.text import toml
+
+TEXT = (Path(__file__).parent / "printed.toml").read_text(encoding="utf-8")
+PRINTED = toml.loads(TEXT)["printed"]
+INSTALLED = Path(sysconfig.get_path("purelib"))
+
+
+@pytest.mark.parametrize("area", AREAS)
+def test_each_signature_matches_a_line_that_is_printed(area):
+    lines = [record["line"] for record in PRINTED if record["area"] == area]
+    unmatched = [
+        (signature.name or signature.key, signature.pattern)
+        for _, signature in of_area(area)
+        if not any(signature.match(line, line.lower()) is not None for line in lines)
+    ]
+    assert unmatched == []
+
+
+def test_the_literal_part_of_each_line_is_in_it():
+    for record in PRINTED:
+        assert record.get("literal", "") in record["line"], record
+
+
+def test_lines_of_installed_libraries_stand_in_their_files():
+    looked_up = 0
+    for record in PRINTED:
+        library, _, recorded = record.get("from", "").partition(" ")
+        file = INSTALLED / record.get("file", "-")
+        if not file.is_file() or not _is_installed(library, recorded):
+            continue
+        looked_up += 1
+        assert record["literal"].encode() in file.read_bytes(), record
+    if _is_installed("torch", "2.13.0"):
+        assert looked_up > 60
+
+
+def _is_installed(library: str, recorded: str) -> bool:
+    try:
+        return version(library).partition("+")[0] == recorded.partition("+")[0]
+    except (PackageNotFoundError, ValueError):
+        return False
