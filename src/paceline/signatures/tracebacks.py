@@ -105,6 +105,7 @@ _OTHER = re.compile(
     re.IGNORECASE,
 )
 _MAX_MORE = 200
+_MOST_REST = 5
 _MAX_FRAMES = 400
 _MAX_OPEN = 512
 _MAX_STACKS = 256
@@ -136,6 +137,7 @@ _REFERS = re.compile(
     r"(?:root cause|(?:actual |original )?(?:error|exception|log|message|trace|traceback"
     r"|stack trace)s?)"
     r"(?: messages?)? above"
+    r"|^Executor failed\.$|^CheckpointException ranks:"
     r"|\b(?:root cause|(?:original|actual) error|stack trace) (?:(?:is|was) )?(?:shown |printed )?"
     r"above",
     re.IGNORECASE,
@@ -198,6 +200,7 @@ class Raised:
     # another one was handled; else empty
     chained: str = ""
     more: str = ""  # the part of the message on the next line
+    rest: tuple[str, ...] = ()  # the lines after it, which may belong to the message
 
     @property
     def user_frame(self) -> TracebackFrame | None:
@@ -298,12 +301,14 @@ class Tracebacks:
         self._chained: dict[str, str] = {}
         self._ignored: set[str] = set()
         self._unfinished: dict[str, Raised] = {}
+        self._ended: dict[str, int] = {}  # place of the last exception, whose message may go on
         self._quiet = 0
 
     @property
     def attentive(self) -> bool:
         """Whether a traceback is open, so that every line may belong to it."""
-        return bool(self._open or self._unfinished or self._dumped) and self._quiet < _QUIET
+        is_reading = self._open or self._unfinished or self._dumped or self._ended
+        return bool(is_reading) and self._quiet < _QUIET
 
     @property
     def cut(self) -> list[TracebackFrame]:
@@ -316,6 +321,7 @@ class Tracebacks:
         if not line.body.strip():
             return
         self._finish(line)
+        self._continue(line)
         self._quiet += 1
         self._announce(line)
         header = _HEADER.search(line.body) is not None
@@ -419,6 +425,8 @@ class Tracebacks:
         is_empty = not message and match["message"] is not None
         if message.endswith(":") or is_empty:
             self._unfinished[line.source] = raised
+        elif raised.shown:
+            self._ended[line.source] = len(self.raised) - 1
 
     def _finish(self, line: Line) -> None:
         """Take an exception's message, or its rest after a colon, from the next line."""
@@ -434,7 +442,20 @@ class Tracebacks:
             if self.raised[place] is raised:
                 message = f"{raised.message} {more}".strip()
                 self.raised[place] = replace(raised, message=message, more=more)
+                self._ended[line.source] = place
                 return
+
+    def _continue(self, line: Line) -> None:
+        """Keep the lines after a message, up to one that is certainly something else."""
+        place = self._ended.get(line.source)
+        if place is None or place >= len(self.raised):
+            return
+        raised = self.raised[place]
+        others = (_HEADER, _FRAME, _OTHER, _NAMED)
+        if len(raised.rest) == _MOST_REST or any(other.search(line.body) for other in others):
+            del self._ended[line.source]
+            return
+        self.raised[place] = replace(raised, rest=(*raised.rest, line.body.strip()))
 
     def _tire(self, source: str, current: _Open | None) -> None:
         if current is None:

@@ -35,7 +35,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 # A sentence that says what to do.
 _ADVICE = re.compile(
     r"\b(?:please|must|should|try|make sure|ensure|consider|install|need(?:s)? to|ha(?:s|ve) to"
-    r"|instead|upgrade|set (?:the|it|`|\w+=)|use (?:the|`|\w+=|\w+\()|pass (?:the|`|\w+=))",
+    r"|instead|upgrade|remove|choose|disable|enable|increase|reduce|set (?:the|it|`|\w+=)|use (?:the|`|\w+=|\w+\()|pass (?:the|`|\w+=))",
     re.IGNORECASE,
 )
 
@@ -248,7 +248,10 @@ def _advice(raised: Raised, name: str) -> str:
         return "write to a folder that the job may write to; as a test: touch FOLDER/x on the node"
     if name == "checkpoint-damaged":
         return "ls -l FILE: a file that is cut has fewer bytes than the others; take one before it"
-    sentences = [text for text in _SENTENCE.split(raised.message) if _ADVICE.search(text)]
+    # The lines after a message count where they are sentences.
+    rest = [text for text in raised.rest if text[:1].isupper() and text.endswith((".", "!", "`"))]
+    parts = [*_SENTENCE.split(raised.message), *rest]
+    sentences = [text for text in parts if _ADVICE.search(text)]
     if sentences:
         return f"as the message says: {shorten(' '.join(sentences))}"
     if raised.user_frame is not None:

@@ -6,18 +6,16 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import cache, partial, wraps
-from pathlib import Path
-from typing import Any
+from functools import partial, wraps
 
 from paceline.diagnose.explain import arrivals, collectives, pairs, survived
 from paceline.diagnose.explain.arrivals import listed
 from paceline.diagnose.explain.candidates import Candidate, changed, quoted
 from paceline.diagnose.explain.pairs import LOST_PEER
 from paceline.diagnose.explain.scan import Match, Scanned
+from paceline.signatures.libraries import inferred_texts
 from paceline.signatures.lines import Line, shorten
 from paceline.signatures.tier import Tier
-from paceline.text import toml
 
 # Faults of numbers: a loss scale that falls, NaN and Inf on some ranks
 
@@ -213,13 +211,15 @@ def infer(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def _advised(candidate: Candidate) -> Candidate:
     """Return a candidate with the texts of ``inferred.toml``, if it is an inferred one."""
-    texts = _texts()[candidate.advice] if candidate.advice else {}
-    return replace(candidate, **texts)
-
-
-@cache
-def _texts() -> dict[str, Any]:
-    return toml.loads((Path(__file__).parent / "inferred.toml").read_text(encoding="utf-8"))
+    if not candidate.advice:
+        return candidate
+    texts = inferred_texts()[candidate.advice]
+    return replace(
+        candidate,
+        what=texts.get("what", candidate.what),
+        why=texts.get("why", candidate.why),
+        fix=texts.get("fix", candidate.fix),
+    )
 
 
 def _adding(inference: Inference) -> Rule:

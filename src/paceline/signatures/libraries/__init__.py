@@ -102,3 +102,9 @@ def of_area(area: str) -> Iterator[tuple[Mapping[str, Any], Signature]]:
                 table.get("in_warning", False),
             ),
         )
+
+
+@cache
+def inferred_texts() -> dict[str, dict[str, str]]:
+    """Return the texts of faults that several lines show, by the function that infers them."""
+    return toml.loads((Path(__file__).parents[1] / "inferred.toml").read_text(encoding="utf-8"))

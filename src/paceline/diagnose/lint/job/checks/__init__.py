@@ -1,6 +1,7 @@
 """The checks of a job script: each takes a case and yields findings.
 
 array        check job arrays: elements that share one run folder
+batch_ranks  check ranks that the batch script fills in, where each task needs its own
 directives   check #SBATCH directives: options that Slurm ignores, does not know, or reads
              differently
 environment  check the environment of programs: Python environments, network settings,
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 from paceline.diagnose.lint.job.checks import (
     array,
+    batch_ranks,
     directives,
     environment,
     program,
@@ -46,6 +48,7 @@ CHECKS = tuple(
         tasks,
         resources,
         rendezvous,
+        batch_ranks,
         shell,
         signals,
         environment,

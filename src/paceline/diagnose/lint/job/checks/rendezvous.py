@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from paceline.diagnose.lint.job.case import Case
-from paceline.diagnose.lint.job.launches import Launch, argument, nnodes
+from paceline.diagnose.lint.job.launches import Launch, nnodes
 from paceline.diagnose.lint.job.shell.values import BATCH, NODE, Symbol, constant
 from paceline.errors import Finding
 
@@ -191,7 +191,7 @@ def node_rank(case: Case) -> Iterator[Finding]:
         value = launch.says.get("node_rank")
         if value is None:
             yield from _no_rank(case, launch, step_nodes)
-        elif symbol := _same_on_all(case, launch, value):
+        elif symbol := same_on_all(case, launch, value):
             yield _on_batch_host(case, launch, symbol, step_nodes)
         elif launch.call.looped or _several(case, launch):
             continue  # other starts of the launcher may have the other numbers
@@ -240,7 +240,8 @@ def _no_rank(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding]:
     )
 
 
-def _same_on_all(case: Case, launch: Launch, value: str) -> Symbol | None:
+def same_on_all(case: Case, launch: Launch, value: str) -> Symbol | None:
+    """Return the part of a rank that the batch script fills in, before srun; None without one."""
     for symbol in case.symbols.of(value):
         if symbol.place == BATCH and _RANK.search(symbol.text):
             return symbol
@@ -392,61 +393,6 @@ def _wrong(case: Case, host: str) -> str:
     return ""
 
 
-def ranks_from_batch_host(case: Case) -> Iterator[Finding]:
-    """Find ranks that the batch script fills in for a program that srun starts once per task."""
-    for launch in case.training:
-        spread = case.shape(launch)
-        step, per_node = launch.call.step, spread.tasks_per_node or case.job.tasks_per_node or 0
-        tasks = per_node * (spread.nodes or case.job.nodes or 0)
-        if launch.spawns or step is None or tasks < 2:
-            continue
-        yield from _rank_argument(case, launch)
-        yield from _rank_variable(case, launch, tasks)
-
-
-def _rank_argument(case: Case, launch: Launch) -> Iterator[Finding]:
-    for names in (
-        (r"(?:node|machine|global|world)[_-]rank", r"rank", r"node[_-]id"),
-        (r"local[_-]rank",),
-    ):
-        match = argument(launch, names)
-        symbol = _same_on_all(case, launch, match[0]) if match else None
-        if match and symbol:
-            name = match[1].text.partition("=")[0]
-            yield case.finding(
-                "node-rank-on-batch-host",
-                f"{name} {symbol.text} is filled in by the batch script, before srun: every task"
-                " gets 0",
-                line=case.line_of(launch, name),
-                why="all tasks take themselves for rank 0; the job waits for ranks that never come",
-                fix=(
-                    f"srun bash -c 'python {launch.script} {name} ${symbol.name or 'SLURM_PROCID'}"
-                    " ...'"
-                ),
-                severity=case.severity(launch),
-            )
-
-
-def _rank_variable(case: Case, launch: Launch, tasks: int) -> Iterator[Finding]:
-    env = launch.call.env
-    rank = env.get("RANK")
-    symbol = _same_on_all(case, launch, rank) if isinstance(rank, str) else None
-    setting = case.exported("RANK")
-    # RANK alone may be the program's own; with these two it is what torch's env:// reads.
-    if symbol is None or not {"WORLD_SIZE", "MASTER_ADDR"} <= set(env):
-        return
-    yield case.finding(
-        "node-rank-on-batch-host",
-        f"RANK={symbol.text} is filled in by the batch script, before srun: each of the {tasks}"
-        " tasks gets 0",
-        line=setting.line if setting else case.line_of(launch, "RANK="),
-        more=[case.line_of(launch, launch.script)],
-        why="all tasks take themselves for rank 0; the job waits for ranks that never come",
-        fix=f"srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID python {launch.script}'",
-        severity=case.severity(launch),
-    )
-
-
 def drawn_on_each_node(case: Case) -> Iterator[Finding]:
     """Find rendezvous ids and ports that each node draws for itself."""
     for launch in case.training:
@@ -507,7 +453,6 @@ CHECKS = (
     node_rank,
     endpoint_or_address,
     master_address,
-    ranks_from_batch_host,
     drawn_on_each_node,
     fixed_port,
 )
