@@ -432,7 +432,7 @@ def _compares_for_one(test: ast.Compare) -> bool:
         return at_most_1 or below_2
     if _names_rank(name) or _is_rank_of_environment(test.left):
         if isinstance(value, str) and isinstance(op, ast.Eq):
-            return not value.isdigit()  # rank == "cpu": a process without a group
+            return value == "cpu"  # a process without a group
         is_minus_1 = isinstance(op, ast.Eq) and value == -1
         return is_minus_1 or (isinstance(op, ast.Lt) and value == 0)
     return isinstance(op, ast.Is) and value is None and bool(_DISTRIBUTED.search(name))

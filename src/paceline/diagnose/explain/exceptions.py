@@ -35,7 +35,8 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 # A sentence that says what to do.
 _ADVICE = re.compile(
     r"\b(?:please|must|should|try|make sure|ensure|consider|install|need(?:s)? to|ha(?:s|ve) to"
-    r"|instead|upgrade|remove|choose|disable|enable|increase|reduce|set (?:the|it|`|\w+=)|use (?:the|`|\w+=|\w+\()|pass (?:the|`|\w+=))",
+    r"|instead|upgrade|remove|choose|disable|enable|increase|reduce"
+    r"|set (?:the|it|`|\w+=)|use (?:the|`|\w+=|\w+\()|pass (?:the|`|\w+=))",
     re.IGNORECASE,
 )
 

@@ -80,7 +80,7 @@ def _as_collective(script: Script, call: ast.Call) -> Collective | None:
 
 
 def _method(script: Script, call: ast.Call, name: str) -> Collective | None:
-    if name == "save_model" and script.roots & {"transformers", "trl"} and _names_fsdp(script):
+    if name == "save_model" and _is_trainer(script, call) and _names_fsdp(script):
         return Collective(name, f"{dotted(call.func)}() under FSDP", sure=False)
     if not isinstance(call.func, ast.Attribute) or name not in _ALL_METHODS:
         return _forward(script, call)
@@ -97,10 +97,28 @@ def _method(script: Script, call: ast.Call, name: str) -> Collective | None:
     return None
 
 
+def _is_trainer(script: Script, call: ast.Call) -> bool:
+    """Return whether a method's object is a Trainer of transformers or trl, made in this file."""
+    if not isinstance(call.func, ast.Attribute) or not script.roots & {"transformers", "trl"}:
+        return False
+    made = [value.value for value in script.assigned(dotted(call.func.value), call)]
+    return any(isinstance(value, ast.Call) and last(value).endswith("Trainer") for value in made)
+
+
 def _names_fsdp(script: Script) -> bool:
-    """Return whether the file names a strategy of FSDP, as TrainingArguments take it."""
-    texts = [node.value for node in script.nodes if isinstance(node, ast.Constant)]
-    return any(isinstance(text, str) and "full_shard" in text for text in texts)
+    """Return whether the file gives ``fsdp`` a strategy, as TrainingArguments take it."""
+    keywords = [(keyword.arg, keyword.value) for call in script.calls for keyword in call.keywords]
+    entries = [
+        (constant(target.slice), node.value)
+        for node in script.nodes
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Subscript)
+    ]
+    return any(
+        name == "fsdp" and "full_shard" in str(constant(value))
+        for name, value in keywords + entries
+    )
 
 
 _ALL_METHODS = frozenset().union(*_METHODS.values(), {"all_gather", "barrier"})

@@ -153,7 +153,7 @@ def _may_shard(
     name = dotted(node)
     if name:
         values = script.assigned(name, at)
-        if not values:
+        if not values or _is_filled(script, name):
             return True  # a parameter or an import: unknown
         parts = [
             value.value.elts[value.place]
@@ -180,6 +180,16 @@ def _may_shard(
     return not isinstance(node, ast.List | ast.ListComp | ast.Constant)
 
 
+def _is_filled(script: Script, name: str) -> bool:
+    """Return whether elements of a name are assigned, or another rank sends them."""
+    stores = [node for node in script.nodes if isinstance(node, ast.Subscript)]
+    is_stored = any(
+        isinstance(node.ctx, ast.Store) and dotted(node.value) == name for node in stores
+    )
+    senders = [*script.calls_of("scatter"), *script.calls_of("recv"), *script.calls_of("copy_")]
+    return is_stored or bool(senders)
+
+
 def _call_may_shard(
     script: Script, call: ast.Call, at: ast.AST, depth: int, map_style: bool
 ) -> bool:
@@ -198,9 +208,17 @@ def _call_may_shard(
     is_plain = full.startswith(("torchvision.", "torch.", "datasets.", "sklearn."))
     if not is_plain and not (map_style and full):
         return True
-    inputs = [arg for arg in call.args if isinstance(arg, ast.Name)]
-    assigned = [arg for arg in inputs if script.assigned(arg.id, at)]
-    return any(_may_shard(script, arg, at, depth + 1) for arg in assigned)
+    # Random numbers are others on each rank if a seed is.
+    seeds = [each for each in script.calls if "seed" in last(each)]
+    if name.startswith("rand") and any(mentions_rank(script, each) for each in seeds):
+        return True
+    inputs = [
+        arg
+        for arg in call.args
+        if not isinstance(arg, ast.Name) or script.assigned(arg.id, at)
+        if isinstance(arg, ast.Name | ast.Subscript | ast.BinOp)
+    ]
+    return any(_may_shard(script, arg, at, depth + 1) for arg in inputs)
 
 
 def _class_may_shard(script: Script, definition: ast.ClassDef) -> bool:

@@ -230,6 +230,23 @@ class Script:
                 by_scope[name][self.scopes[value.at]].append(value)
         return by_scope
 
+    def is_plain(self, name: ast.expr, at: ast.AST) -> bool:
+        """Return whether the scope of a node binds a name by plain assignments alone.
+
+        It is no parameter then, no target of a loop, and nothing adds to it.
+        """
+        if not isinstance(name, ast.Name):
+            return False
+        scope = self.scope(at)
+        stores = [
+            node
+            for node in inside(scope)
+            if isinstance(node, ast.Name) and node.id == name.id and isinstance(node.ctx, ast.Store)
+        ]
+        arguments = [node.arg for node in ast.walk(scope) if isinstance(node, ast.arg)]
+        is_assigned = all(isinstance(self.parents.get(store), ast.Assign) for store in stores)
+        return bool(stores) and is_assigned and name.id not in arguments
+
     def finding(
         self,
         name: str,

@@ -122,7 +122,18 @@ def _alone(case: Case, launch: Launch, node_range: tuple[int, int] | None) -> It
     if node_range is None or node_range[0] < 2:
         return
     if _runs_on_one_node(case, launch) and not _may_be_one_of_several(case, launch):
+        if node_range[0] == case.shape(launch).tasks and _has_own_gpu(case, launch):
+            return
         yield _mismatch(case, launch, node_range, 1)
+
+
+def _has_own_gpu(case: Case, launch: Launch) -> bool:
+    """Return whether each launcher of a step has a GPU of its own, or needs none."""
+    options = launch.call.step.options if launch.call.step is not None else {}
+    binding = ("gpus-per-task", "gpu-bind", "tres-per-task")
+    is_bound = bool(case.job.directives.last(*binding)) or any(name in options for name in binding)
+    is_told = "CUDA_VISIBLE_DEVICES" in launch.call.env
+    return is_bound or is_told or not case.job.requests_gpus
 
 
 def _runs_on_one_node(case: Case, launch: Launch) -> bool:

@@ -124,14 +124,18 @@ def unset_variable(case: Case) -> Iterator[Finding]:
 
 
 def node_count_unset(case: Case) -> Iterator[Finding]:
-    """Find uses of a number of nodes, such as $NODES, that nothing in the script sets."""
+    """Find uses of a number of nodes, such as $NODES, that nothing in the script mentions else."""
     if not case.job.directives.any or case.trace.sourced:
         return
+    text = re.sub(r"\$\(\([^)]*\)\)", "", "\n".join(case.lines))  # arithmetic sets nothing
     for name in ("NODES", "NNODES", "NUM_NODES", "N_NODES"):
-        used = re.compile(rf"^[^#]*\$(?:{name}\b|\{{{name}\}})")
+        used = re.compile(rf"^[^#']*\$(?:{name}\b|\{{{name}\}})")
         uses = [number for number, line in enumerate(case.lines, 1) if used.match(line)]
-        is_set = re.search(rf"\b{name}\+?=|\b{name}:?[-=?+]|\bread\b.*\b{name}\b", case.code)
-        if uses and not is_set:
+        # set in any way, or asked for
+        is_known = re.search(
+            rf"(?<![${{\w]){name}\b|(?:\[|test) -[nz] +\"?\$\{{?{name}\b|\{{{name}[^}}]", text
+        )
+        if uses and not is_known:
             yield case.finding(
                 "unset-variable",
                 f"nothing in this script sets ${name}, and Slurm does not",

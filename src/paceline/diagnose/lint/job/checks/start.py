@@ -24,6 +24,10 @@ _BEFOREHAND = re.compile(
 # The switch of torch's ImageNet example and of its many descendants: one process for each GPU by
 # mp.spawn.
 _SPAWNS = re.compile(r"--(multiprocessing|mp)[-_]distributed")
+_IS_TEST = re.compile(r"(^|/)test\w*\.py$")
+_NO_PROGRAMS = names(
+    "cd echo module ml export source . conda mamba mkdir ulimit date hostname nvidia-smi pwd set"
+)
 _INTERPRETER = re.compile(r"python[\d.]*|bash|sh")
 _SPREADERS = names("ssh pdsh clush mpirun mpiexec ray parallel horovodrun dask spark-submit")
 
@@ -100,10 +104,17 @@ def _spreads_itself(case: Case, launch: Launch) -> bool:
     # A script that lists the hosts is likely to start something on each.
     if not launch.program or case.names_hosts:
         return True
-    # The only program of a job that asks for GPUs is what they are for, whatever its name.
-    is_only = case.job.requests_gpus and len(case.training) == 1
+    # test.py may be what several tasks with GPUs are asked for, if the job does nothing else.
+    is_only = _IS_TEST.search(launch.script) is not None and _does_nothing_else(case, launch)
     patterns = (_SELF_SPREADING,) if is_only else (_SELF_SPREADING, _BEFOREHAND)
     return any(pattern.search(launch.script) for pattern in patterns)
+
+
+def _does_nothing_else(case: Case, launch: Launch) -> bool:
+    """Return whether a job asks for several tasks with GPUs, and starts this program only."""
+    if not case.job.requests_gpus or (case.job.tasks_per_node or 1) < 2 or launch.arguments:
+        return False
+    return all(call.name in _NO_PROGRAMS for call in case.trace.calls if call is not launch.call)
 
 
 def _is_configured(launch: Launch) -> bool:

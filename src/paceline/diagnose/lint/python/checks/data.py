@@ -97,9 +97,23 @@ def _endless(script: Script) -> bool:
         node for node in script.nodes if isinstance(node, ast.While) and constant(node.test) is True
     ]
     return any(
-        isinstance(inner, ast.For) and any(isinstance(part, ast.Yield) for part in ast.walk(inner))
+        isinstance(inner, ast.For) and _yields_batches(script, inner)
         for loop in loops
         for inner in loop.body
+    )
+
+
+def _yields_batches(script: Script, loop: ast.For) -> bool:
+    """Return whether a loop yields what a parameter of its function gives, which is a loader."""
+    function = script.function(loop)
+    names = [argument.arg for argument in function.args.args] if function is not None else []
+    if not isinstance(loop.iter, ast.Name) or loop.iter.id not in names:
+        return False
+    if not re.search("load|data", loop.iter.id, re.I):
+        return False
+    yields = [part for part in ast.walk(loop) if isinstance(part, ast.Yield)]
+    return any(
+        part.value is not None and dotted(part.value) == dotted(loop.target) for part in yields
     )
 
 
@@ -114,12 +128,15 @@ def _shuffles(script: Script, call: ast.Call) -> bool:
 
 
 def _is_true(script: Script, node: ast.expr) -> bool:
-    """Return whether a value is True, or a parameter that a call of this file gives as True."""
+    """Return whether a value is True, or a parameter that each call of this file gives as True."""
     function = script.function(node)
     if function is None or not isinstance(node, ast.Name):
         return constant(node) is True
     calls = script.calls_of(function.name)
-    return any(constant(keyword(call, node.id)) is True for call in calls if keyword(call, node.id))
+    given = [keyword(call, node.id) for call in calls if isinstance(call.func, ast.Name)]
+    return len(given) == len(calls) > 0 and all(
+        value is not None and constant(value) is True for value in given
+    )
 
 
 def _has_set_epoch(script: Script, call: ast.Call) -> bool:

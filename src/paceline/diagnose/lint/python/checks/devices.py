@@ -14,8 +14,10 @@ from paceline.errors import Finding
 from paceline.text.syntax import constant, dotted, last
 
 _GLOBAL_RANK = re.compile(
-    r"(int\()?os\.(environ\[|environ\.get\(|getenv\()'RANK'.*|(torch\.)?dist(ributed)?\.get_rank\(\)"
+    r"(int\()?os\.(environ\['RANK'\]|(environ\.get|getenv)\('RANK'(, [^()]*)?\))\)?"
+    r"|(torch\.)?dist(ributed)?\.get_rank\(\)"
 )
+_ON_ONE_NODE = re.compile(r"world_size|nnodes|num_nodes|LOCAL|device_count", re.I)
 _SELECTS = words_of(
     "set_device set_device_index set_default_device init_device_mesh local_rank_to_device"
 )
@@ -144,16 +146,22 @@ def device_by_global_rank(script: Script) -> Iterator[Finding]:
     for call in script.calls:
         if script.full(call.func) != "torch.cuda.set_device" or len(call.args) != 1:
             continue
-        values = [ast.unparse(value) for value in script.candidates(call.args[0], call)[1:]]
-        if not values or not all(map(_GLOBAL_RANK.fullmatch, values)):
+        device = call.args[0]
+        values = [device]
+        if isinstance(device, ast.Name):
+            is_plain = script.is_plain(device, call)
+            values = [each.value for each in script.assigned(device.id, call)] if is_plain else []
+        tests = [ast.unparse(p.test) for p in script.up(call) if isinstance(p, ast.If | ast.IfExp)]
+        if not values or any(map(_ON_ONE_NODE.search, tests)) or script.calls_of("device_count"):
             continue
-        yield script.finding(
-            "invalid-device-ordinal",
-            call,
-            "each rank selects the GPU of its global rank",
-            why="on a second node the numbers go on, and there are no such GPUs",
-            fix='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
-        )
+        if all(_GLOBAL_RANK.fullmatch(ast.unparse(value)) for value in values):
+            yield script.finding(
+                "invalid-device-ordinal",
+                call,
+                "each rank selects the GPU of its global rank",
+                why="on a second node the numbers go on, and there are no such GPUs",
+                fix='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
+            )
 
 
 def local_rank_argument_unknown(script: Script) -> Iterator[Finding]:

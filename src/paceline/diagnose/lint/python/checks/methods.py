@@ -70,7 +70,8 @@ def _of_wrappers(script: Script) -> Iterator[Finding]:
             continue
         inner = f"{owner}.module.{method}"  # the file knows where the method is
         named = {dotted(node) for node in script.nodes if isinstance(node, ast.Attribute)}
-        if inner in named or handles_missing(script, method, call):
+        is_set = any(name.endswith(f".{method}") for name in script.values)
+        if inner in named or is_set or handles_missing(script, method, call):
             continue
         yield script.finding(
             "method-does-not-exist",
@@ -87,7 +88,11 @@ def _of_wrappers(script: Script) -> Iterator[Finding]:
 
 def _is_wrapped(script: Script, call: ast.Call) -> bool:
     """Return whether the last assignment to the object before a call wraps it in torch's DDP."""
-    values = [value for value in script.assigned(receiver(call), call) if _precedes(value, call)]
+    owner = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+    if not script.is_plain(owner, call) or "DDP" in script.classes:
+        return False
+    values = [value for value in script.assigned(dotted(owner), call) if _precedes(value, call)]
+    values = [value for value in values if script.scope(value.at) is script.scope(call)]
     if not values:
         return False
     wrap = max(values, key=lambda value: getattr(value.at, "lineno", 0)).value
@@ -98,11 +103,11 @@ def _is_wrapped(script: Script, call: ast.Call) -> bool:
     # Under a condition of its own the call may be for the other case.
     if any(isinstance(node, conditions) and node not in around for node in above):
         return False
-    is_certain = not any(isinstance(node, conditions) and node not in above for node in around)
+    if not any(isinstance(node, conditions) and node not in above for node in around):
+        return True
     # What is trained with is trained with in the runs that wrap it, too.
-    return is_certain or any(
-        script.scope(other) is script.scope(call) for other in script.calls_of("backward")
-    )
+    loops = [node for node in above if isinstance(node, ast.For | ast.While)]
+    return any(loop in script.up(other) for loop in loops for other in script.calls_of("backward"))
 
 
 def _precedes(value: Assigned, call: ast.Call) -> bool:

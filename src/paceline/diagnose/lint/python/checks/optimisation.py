@@ -40,18 +40,19 @@ def backward_not_accelerator(script: Script) -> Iterator[Finding]:
 
     Nothing is reported if the file calls accelerator.backward(loss) anywhere, if it divides the
     loss itself, or if it does not show a number of accumulated batches or fp16: then both may do
-    the same.
+    the same. Beside DeepSpeed's engine a scaled backward of the same loss is wrong in any case.
     """
     calls = script.calls_of("backward")
     constructors = makes(script, "accelerator")
     keywords = [keyword for constructor in constructors for keyword in constructor.keywords]
-    scaling = [keyword.arg for keyword in keywords if _changes_loss(keyword)]
-    divides = "gradient_accumulation_steps" in _factors(script)
-    calls_it_too = any(call.args or call.keywords for call in calls)
-    if not scaling or (_DEEPSPEED not in scaling and (divides or calls_it_too)):
-        return
-    for call in calls:
-        loss = receiver(call) or _scaled(call)
+    scaling = [keyword.arg for keyword in keywords if _changes_loss(script, keyword)]
+    given = {dotted(call.args[0]) for call in calls if call.args}
+    for call in calls if scaling else ():
+        loss = receiver(call)
+        if _DEEPSPEED in scaling and (_scaled(call) in given or (not given and _scaled(call))):
+            loss = _scaled(call)
+        elif given or "gradient_accumulation_steps" in _factors(script):
+            continue
         if not loss or call.args or call.keywords:
             continue
         yield script.finding(
@@ -68,24 +69,32 @@ def _scaled(call: ast.Call) -> str:
     scale = call.func.value if isinstance(call.func, ast.Attribute) else None
     if not isinstance(scale, ast.Call) or last(scale) != "scale" or len(scale.args) != 1:
         return ""
-    return ast.unparse(scale.args[0])
+    return dotted(scale.args[0])
 
 
 def gradients_not_averaged(script: Script) -> Iterator[Finding]:
-    """Find training through the module behind DDP's wrapper, whose forward is never called."""
+    """Find training through the module behind DDP's wrapper, whose forward is never called.
+
+    Nothing is reported if the wrapper is given to anything, or if gradients are reduced by hand.
+    """
+    if any(".grad" in ast.unparse(call) for call in script.calls_of("all_reduce")):
+        return
     for name in names_of(script, "ddp"):
+        uses = [node for node in script.nodes if isinstance(node, ast.Name) and node.id == name]
+        loads = [use for use in uses if isinstance(use.ctx, ast.Load)]
+        if not loads or not all(_is_api(script.parents.get(use)) for use in loads):
+            continue
         inner = {f"{name}.module"} | {
             other
             for other, values in script.values.items()
             if all(dotted(value.value) == f"{name}.module" for value in values)
         }
-        if any(dotted(call.func) == name for call in script.calls):
-            continue
         for call in script.calls:
             owner = dotted(call.func) if dotted(call.func) in inner else receiver(call)
             if owner not in inner or last(call) in public_names.MODULE - {"module"}:
                 continue
-            if not _is_trained_with(script, call):
+            is_kept = any(isinstance(parent, ast.Assign) for parent in script.up(call))
+            if not (is_kept and call.args) or not _is_trained_with(script, call):
                 continue
             yield script.finding(
                 "gradients-not-averaged",
@@ -95,6 +104,19 @@ def gradients_not_averaged(script: Script) -> Iterator[Finding]:
                 fix=f"call {name}(...), and choose the part inside of the model's forward",
             )
             break
+
+
+def _is_api(parent: ast.AST | None) -> bool:
+    """Return whether a name stands before an attribute of DDP other than its forward, or is given
+    to what saves and loads.
+    """
+    if isinstance(parent, ast.Call):
+        return re.search(r"save|load|resume|ckpt|checkpoint", last(parent)) is not None
+    return (
+        isinstance(parent, ast.Attribute)
+        and parent.attr in public_names.MODULE
+        and parent.attr not in ("forward", "__call__")
+    )
 
 
 def _is_trained_with(script: Script, call: ast.Call) -> bool:
@@ -108,10 +130,13 @@ def _is_trained_with(script: Script, call: ast.Call) -> bool:
     return any(loop in list(script.up(other)) for loop in loops[:1] for other in backward)
 
 
-def _changes_loss(keyword: ast.keyword) -> bool:
+def _changes_loss(script: Script, keyword: ast.keyword) -> bool:
     """Return whether an argument certainly makes Accelerate divide or scale the loss."""
-    if keyword.arg == _DEEPSPEED:
-        return constant(keyword.value) is not None  # its engine has a backward of its own
+    if keyword.arg == _DEEPSPEED:  # its engine has a backward of its own
+        values = script.candidates(keyword.value, keyword.value)
+        return any(isinstance(value, ast.Call) for value in values) and not any(
+            isinstance(value, ast.IfExp) or constant(value) is None for value in values
+        )
     value = constant(keyword.value)
     return value is not ... and value not in _WITHOUT_EFFECT.get(keyword.arg or "", (value,))
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 
 from paceline.diagnose.lint.python import loaders
-from paceline.diagnose.lint.python.collective_calls import as_collective
 from paceline.diagnose.lint.python.objects import argument, kinds, makes
 from paceline.diagnose.lint.python.ranks import (
     in_rank_block,
@@ -19,16 +18,24 @@ from paceline.diagnose.lint.python.script import (
     Script,
     has_unknown_arguments,
     inside,
-    keyword,
     receiver,
+    words_of,
 )
 from paceline.errors import Finding
-from paceline.text.syntax import constant, dotted, last, words
+from paceline.text.syntax import dotted, last, words
 
 _NOT_A_FILE = re.compile(r"BytesIO|(^|_)(buf|buffer|bio|stream|memory)(_|$)|io$", re.I)
 _WITHOUT_TENSORS = re.compile(r"sched|scaler", re.I)
 _SAVES = ("save", "save_checkpoint", "save_model")
 _DEPTH = 4
+_PERHAPS = (ast.If, ast.IfExp, ast.BoolOp, ast.Try, ast.With, ast.Lambda)
+_OF_PROCESS = words_of(
+    "mkdtemp TemporaryDirectory getpid uuid1 uuid4 time time_ns now perf_counter"
+)
+# Calls that end without another rank.
+_WAITS_FOR_NOBODY = (
+    *("os.path.", "torch.save", "json.", "logg", "log.", "print", "open", "time.", "str"),
+)
 
 
 def save_on_every_rank(script: Script) -> Iterator[Finding]:
@@ -63,53 +70,61 @@ def save_on_every_rank(script: Script) -> Iterator[Finding]:
 def folder_race(script: Script) -> Iterator[Finding]:
     """Find folders that all ranks make at once, and those that one rank makes and all write into.
 
-    Nothing is reported if the path may differ between ranks, or if the error is caught.
+    Nothing is reported if the path may differ between processes, under a condition or a context
+    manager, or if anything between the two may wait.
     """
     trains = makes(script, "ddp", "fsdp", "engine") or script.calls_of("init_process_group")
     for call in [*script.calls_of("makedirs"), *script.calls_of("mkdir")]:
-        path = call.args[0] if script.full(call.func).startswith("os.") and call.args else call.func
-        if isinstance(path, ast.Attribute) and path is call.func:
-            path = path.value
-        is_caught = any(isinstance(parent, ast.Try) for parent in script.up(call))
-        if not isinstance(path, ast.expr) or is_caught or _is_of_the_rank(script, path, call, 0):
+        if not script.full(call.func).startswith("os.") or not call.args:
+            continue
+        path = call.args[0]
+        is_certain = _is_of_the_rank(script, path, call, 0) or _is_of_the_process(
+            script, path, call
+        )
+        if is_certain or argument(call, "exist_ok", 2) is not None or has_unknown_arguments(call):
             continue
         block = rank_block(script, call)
-        if block is None and constant(keyword(call, "exist_ok")) is not True:
-            if trains and _runs_on_every_rank(script, call):
-                yield _made_by_all(script, call)
-        elif block is not None and block.side == "one" and block.sure:
-            yield from _made_by_one(script, call, path)
+        is_perhaps = any(isinstance(parent, _PERHAPS) for parent in script.up(call))
+        if block is None and trains and not is_perhaps and _runs_on_every_rank(script, call):
+            yield _made_by_all(script, call)
+    for call in script.calls_of("makedirs"):
+        block = rank_block(script, call)
+        if block is not None and block.side == "one" and block.sure and call.args:
+            yield from _made_by_one(script, call, call.args[0])
+
+
+def _is_of_the_process(script: Script, path: ast.expr, call: ast.Call) -> bool:
+    """Return whether a path has a part that is another one in each process."""
+    parts = [part for value in script.candidates(path, call) for part in ast.walk(value)]
+    return any(last(part) in _OF_PROCESS for part in parts if isinstance(part, ast.Call)) or any(
+        last(part) in _OF_PROCESS
+        for name in parts
+        if isinstance(name, ast.Name)
+        for value in script.assigned(name.id, call)
+        for part in ast.walk(value.value)
+        if isinstance(part, ast.Call)
+    )
 
 
 def _made_by_all(script: Script, call: ast.Call) -> Finding:
-    tested = any(isinstance(parent, ast.If) for parent in script.up(call))
     return script.finding(
         "folder-race",
         call,
         "every rank makes this folder, and only the first one can",
         why="the others end with FileExistsError, whenever two of them come here at once",
-        fix="os.makedirs(..., exist_ok=True)"
-        if last(call) == "makedirs"
-        else "mkdir(exist_ok=True)",
-        severity="hint" if tested else "warning",
+        fix="os.makedirs(..., exist_ok=True)",
     )
 
 
 def _made_by_one(script: Script, call: ast.Call, path: ast.expr) -> Iterator[Finding]:
     """Find a save by all ranks into a folder that one of them makes, without a wait between."""
-    function = script.function(call)
-    name = dotted(path)
+    function, name = script.function(call), dotted(path)
     for save in script.calls if function is not None and name else ():
         if script.function(save) is not function or script.full(save.func) != "torch.save":
             continue
-        if (
-            save.lineno < call.lineno
-            or rank_block(script, save)
-            or not _leads_to(script, save, name)
-        ):
+        if save.lineno < call.lineno or in_rank_block(script, save):
             continue
-        between = range(call.lineno, save.lineno)
-        if any(other.lineno in between and as_collective(script, other) for other in script.calls):
+        if not _leads_to(script, save, name) or not _follows_at_once(script, call, save):
             continue
         yield script.finding(
             "folder-race",
@@ -119,6 +134,16 @@ def _made_by_one(script: Script, call: ast.Call, path: ast.expr) -> Iterator[Fin
             fix=f"dist.barrier() between them, or os.makedirs({name}, exist_ok=True) on every rank",
         )
         return
+
+
+def _follows_at_once(script: Script, first: ast.Call, save: ast.Call) -> bool:
+    """Return whether nothing between two calls may wait for other ranks, or make the folder."""
+    between = range(first.end_lineno or first.lineno, save.lineno)
+    calls = [call for call in script.calls if call.lineno in between and call is not first]
+    if any(last(call) in ("makedirs", "mkdir", "isdir", "exists") for call in calls):
+        return False
+    full = [script.full(call.func) or dotted(call.func) for call in calls]
+    return all(name.startswith(_WAITS_FOR_NOBODY) for name in full)
 
 
 def _leads_to(script: Script, save: ast.Call, folder: str) -> bool:

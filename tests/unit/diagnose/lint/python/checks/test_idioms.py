@@ -33,7 +33,7 @@ ONE_MAKES = "def main(out='out'):\n    if rank == 0:\n        os.makedirs(out, e
 TENSORS = "x, y = torch.randn(1000, 4), torch.randn(1000)\n"
 FIT = "\ntrain_loader = DataLoader({}, batch_size=32, shuffle=True)\nfor a, b in train_loader:\n    model(a).backward()\n"
 PAIR, PART = FIT.format("TensorDataset(x, y)"), FIT.format("TensorDataset(u, v)")
-# Each rule: its name, severity and beginning; the wrong scripts, the right ones, and those right ones that are taken for wrong.
+# Each rule: its name, severity and beginning; the wrong scripts, the right ones, and right ones that were once taken for wrong.
 RULES = [
     ("set-epoch-missing", "warning", RAW, {
         "parameter": MAKE + LOADER.format("make(train_set, shuffle=True)") + EPOCHS.format(""), "endless": SAMPLED + FOREVER.format("epoch += 1"), "helper": SHUFFLED + EPOCHS.format("")}, {
@@ -46,8 +46,8 @@ RULES = [
         "other function of that name": MAKE + LOADER.format("make(train_set, False)") + "views.make(train_set, shuffle=True)\n" + EPOCHS.format(""),
         "endless over lines": SAMPLED + "def lines(path):\n    while True:\n        for line in open(path):\n            yield line\n" + ONCE}),
     ("method-does-not-exist", "error", BARE, {
-        "attribute": CLASS + "    def step(self, x):\n        self.net.loss(x).backward()\n", "in a function": "def main():\n    model = DDP(net)\n    model.sample(4)\n",
-        "trained in some runs": MAYBE + "loss = net.loss(x)\n    loss.backward()\n"}, {
+        "at the top": "model = DDP(net)\nmodel.sample(4)\n", "in a function": "def main():\n    model = DDP(net)\n    model.sample(4)\n",
+        "trained in some runs": "def main(data):\n    net = build()\n    if args.distributed:\n        net = DDP(net)\n    for x in data:\n        net.loss(x).backward()\n"}, {
         "other class": CLASS + "class Sampler:\n    def __init__(self, net):\n        self.net = net\n    def draw(self):\n        return self.net.sample(4)\n",
         "API of DDP": "model = DDP(net)\nmodel.register_comm_hook(None, hook)\nmodel.apply(init)\nmodel.requires_grad_(False)\nmodel._set_static_graph()\n",
         "unwrapped again": MAYBE + "net(x).backward()\n    if args.distributed:\n        net = net.module\n    net.sample(x)\n", "evaluated in some runs": MAYBE + "return net.sample(x)\n",
@@ -59,7 +59,7 @@ RULES = [
         "parameter of a lambda": "model = DDP(net)\nscore = lambda model: model.score(4)\nscore(net)\n",
         "target of a loop": "model = DDP(net)\nfor model in (ema, teacher):\n    model.update(4)\n"}),
     ("invalid-device-ordinal", "warning", DEVICES, {
-        "attribute": "class Runner:\n    def __init__(self):\n        self.rank = dist.get_rank()\n        torch.cuda.set_device(self.rank)\n", "get_rank": "torch.cuda.set_device(rank)\n",
+        "as it is": "torch.cuda.set_device(dist.get_rank())\n", "get_rank": "torch.cuda.set_device(rank)\n",
         "environment": "gpu = int(os.environ['RANK'])\n" + SET}, {
         "either": "try:\n    gpu = int(os.environ['LOCAL_RANK'])\nexcept KeyError:\n    gpu = int(os.environ['RANK'])\n" + SET, "modulo below": "gpu = dist.get_rank()\ngpu = gpu % 4\n" + SET,
         "hidden": "os.environ['CUDA_VISIBLE_DEVICES'] = os.environ['LOCAL_RANK']\ntorch.cuda.set_device(0)\n", "modulo in the call": "torch.cuda.set_device(rank % torch.cuda.device_count())\n",
@@ -73,7 +73,7 @@ RULES = [
         "modulo of the environment": "gpu = int(os.environ['RANK']) % torch.cuda.device_count()\n" + SET}),
     ("collective-in-rank-block", "", "", {
         "trl": FSDP.replace("transformers", "trl") + "if trainer.args.process_index == 0:\n    trainer.save_model()\n", "or cpu": RAW + "if rank == 0 or rank == 'cpu':\n    dist.barrier()\n",
-        "list": HF.format("['full_shard', 'auto_wrap']") + "if dist.get_rank() == 0:\n    trainer.save_model()\n", "save_model": FSDP + ON_ONE + "trainer.save_model('out')\n"}, {
+        "get_rank": FSDP + "if dist.get_rank() == 0:\n    trainer.save_model()\n", "save_model": FSDP + ON_ONE + "trainer.save_model('out')\n"}, {
         "gathered": FSDP + "state = trainer.accelerator.get_state_dict(net)\nif trainer.args.should_save:\n    trainer._save('out', state_dict=state)\n",
         "sharded or not": FSDP + "if trainer.is_fsdp_enabled:\n    trainer.save_model('out')\nelif rank == 0:\n    trainer.save_model('out')\n",
         "both sides": RAW + "if rank == 0 or rank == 'cpu':\n    dist.barrier()\nelse:\n    dist.barrier()\n", "or not cpu": RAW + "if rank == 0 or rank != 'cpu':\n    dist.barrier()\n",
@@ -85,7 +85,7 @@ RULES = [
         "safetensors": FSDP + "from safetensors.torch import save_model\n" + ON_ONE + "save_model(plain, 'm.safetensors')\n",
         "all": RAW + "def wait(rank):\n    if rank == 'all' or rank == 0:\n        dist.barrier()\n"}),
     ("backward-not-accelerator", "warning", "", {
-        "scaler beside fp16": ACCELERATE.replace("Accelerator()", "Accelerator(mixed_precision='fp16')") + STEP.format(SCALED), "loss": ENGINE + STEP.format("loss.backward()"),
+        "scaled in some runs": ENGINE + STEP.format("if args.amp:\n        scaler.scale(loss).backward()\n    else:\n        accelerator.backward(loss)"), "loss": ENGINE + STEP.format("loss.backward()"),
         "scaler": ENGINE + STEP.format(SCALED)}, {
         "summed by Accelerate": SUMMED + STEP.format("if args.ours:\n        accelerator.backward(loss)\n    else:\n        scaler.scale(loss).backward()"), "ranks": RAW + STEP.format(SCALED),
         "arguments": ACCELERATE.replace("Accelerator()", "Accelerator(**arguments)") + STEP.format("loss.backward()"), "accelerator": ENGINE + STEP.format("accelerator.backward(loss)"),
@@ -97,7 +97,6 @@ RULES = [
         "critic": ENGINE + STEP.format("accelerator.backward(loss)") + "    critic_loss = critic(batch)\n    critic_loss.backward()\n",
         "divided": SUMMED + STEP.format("scaler.scale(loss / 4).backward()")}),
     ("gradients-not-averaged", "warning", WRAPPED, {
-        "attribute": CLASS + "    def fit(self, loader):\n        for x in loader:\n            loss = self.net.module(x).sum()\n            loss.backward()\n",
         "alias": "inner = ddp.module\n" + TRAIN.format("inner(x).sum()", ""), "method": TRAIN.format("ddp.module.loss(x)", ""), "call": TRAIN.format("ddp.module(x).sum()", "")}, {
         "no gradients beside autocast": TRAIN.format(CRITERION, "with torch.autocast('cuda'), torch.inference_mode():\n        ddp.module.encode(x)"), "forward": TRAIN.format("ddp(x).sum()", ""),
         "decorated": "@torch.no_grad()\ndef sample():\n    return ddp.module.sample(4)\n" + TRAIN.format(CRITERION, "sample()"), "both": TRAIN.format("ddp(x).sum() + ddp.module.penalty()", ""),
@@ -109,7 +108,7 @@ RULES = [
         "diffusion": TRAIN.format("diffusion.training_losses(ddp, x)['loss'].mean()", "ddp.module.count_step()"), "criterion": TRAIN.format(CRITERION + " + ddp.module.penalty()", ""),
         "compiled": "fast = torch.compile(ddp)\n" + TRAIN.format("fast(x).sum() + ddp.module.penalty()", ""), "forward by name": TRAIN.format("ddp.forward(x).sum() + ddp.module.penalty()", "")}),
     ("folder-race", "warning", RAW, {
-        "Path": "from pathlib import Path\nPath('out').mkdir(parents=True)\n", "one makes it": ONE_MAKES.format(""), "makedirs": "os.makedirs('out')\n", "mkdir": "os.mkdir('out')\n"}, {
+        "one makes it": ONE_MAKES.format(""), "makedirs": "os.makedirs('out')\n", "mkdir": "os.mkdir('out')\n"}, {
         "function of one rank": "def prepare(path):\n    os.makedirs(path)\nif rank == 0:\n    prepare('out')\n", "caught": "try:\n    os.makedirs('out')\nexcept FileExistsError:\n    pass\n",
         "one rank": "if rank == 0 and not os.path.exists('out'):\n    os.makedirs('out')\ndist.barrier()\n", "elsewhere": ONE_MAKES.format("").replace("join(out", "join('/tmp'"),
         "decorated": "@rank_zero_only\ndef prepare(path):\n    os.makedirs(path)\nprepare('out')\n", "wrapped meanwhile": ONE_MAKES.format("model = DDP(net)"),
@@ -131,12 +130,11 @@ RULES = [
         "rows in place": TENSORS + "mine = slice(rank, None, 4)" + FIT.format("TensorDataset(x[mine], y[mine])"), "scattered": TENSORS + "dist.scatter(x, parts)\ndist.scatter(y, labels)" + PAIR,
         "filled": TENSORS + "for step in range(1000):\n    x[step], y[step] = env.step()" + PAIR, "own seed": "torch.manual_seed(rank)\n" + TENSORS + "u, v = x[:800], y[:800]" + PART}),
 ]  # fmt: skip
-KNOWN = pytest.mark.xfail(strict=True, reason="a false alarm")
 
 
-def rows(*tables, marks=()):
+def rows(*tables):
     return [
-        pytest.param(rule[0], rule[1], rule[2] + text, id=f"{rule[0]}: {kind}", marks=marks)
+        pytest.param(rule[0], rule[1], rule[2] + text, id=f"{rule[0]}: {kind}")
         for rule in RULES
         for table in tables
         for kind, text in rule[table].items()
@@ -149,10 +147,10 @@ def test_the_mistake_is_found(name, expected, source):
     assert expected in ("", severity(source, name))
 
 
-@pytest.mark.parametrize(("name", "expected", "source"), [*rows(4), *rows(5, marks=KNOWN)])
+@pytest.mark.parametrize(("name", "expected", "source"), rows(4, 5))
 def test_an_idiom_that_works_is_left_alone(name, expected, source):
     assert name not in found(source)
 
 
-def test_a_folder_that_is_looked_for_first_is_a_hint():
-    assert severity(RAW + MKDIR, "folder-race") == "hint"
+def test_a_folder_that_is_looked_for_first_is_not_judged():
+    assert "folder-race" not in found(RAW + MKDIR)
