@@ -19,8 +19,8 @@ To add a signature:
    VICTIM, regardless of its words.
 5. For a fault that only several lines show, add a table without a name, which only records a
    line, and a rule in ``inference``.
-6. Give the line as the program prints it, and where it stands: ``line``, ``literal`` (the part
-   that is in the source as it is) and ``from``.
+6. Add the line as the program prints it, and where it stands in its source, to
+   ``tests/unit/signatures/printed.toml``.
 7. Add the text as a program really prints it to ``tests/unit/diagnose/explain``, and a similar
    harmless one.
 """
