@@ -14,6 +14,7 @@ from paceline.cli.command_help import print_json, show
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError, option_contradicted
 from paceline.rundir.files import display_path
+from paceline.text import terminal
 
 
 @click.command("explain", cls=command_help.HelpedCommand)
@@ -112,8 +113,8 @@ def LINT(
     if len(wanted) > 1:
         what = f"{' and '.join(wanted)} are {len(wanted)} formats of the same output"
         raise option_contradicted(what, fix=", or ".join(wanted))
-    if is_fixed and (as_diff or "-" in files):
-        what = f"--fix writes files; {'--diff' if as_diff else 'standard input'} is none"
+    if (is_fixed and as_diff) or ((is_fixed or as_diff) and "-" in files):
+        what = "--diff and --fix are for files, and one after the other"
         raise option_contradicted(what, fix="paceline lint --diff FILE, then --fix")
 
     def action() -> int:
@@ -131,6 +132,11 @@ def LINT(
                     print(f"{edited.name}: mended: {removed}", file=sys.stderr)
         report = lint.lint(files)
         if as_diff:
+            unreadable = [
+                each for file in report.files if file.unreadable for each in file.findings
+            ]
+            for finding in unreadable:
+                terminal.show(finding.render(), sys.stderr)
             return report.exit_status
         if as_sarif:
             from paceline.diagnose.lint import sarif

@@ -79,14 +79,15 @@ _KNOWN_NAMES = """
     trl typer urllib3 wandb webdataset xformers yaml zarr
 """
 _KNOWN = frozenset(_KNOWN_NAMES.split())
-# Packages that set up training, also in a copy of their repository, but not their example scripts.
+# Packages that set up training: the first also in a copy of their repository, but not their example
+# scripts; the second, whose names are words, only where packages are installed.
 _TRAINING = re.compile(
-    r"[\\/](?P<name>accelerate|bitsandbytes|colossalai|composer|deepspeed|detectron2|diffusers"
-    r"|fairscale|fairseq|lightning|lightning_fabric|megatron|mmcv|mmdet|mmengine|nemo|peft"
-    r"|pytorch_lightning|ray|sglang|streaming|torch[\\/](?:distributed|nn[\\/]parallel|amp)"
-    r"|transformers|trl|verl|vllm)[\\/]"
+    r"[\\/](?P<name>accelerate|bitsandbytes|colossalai|deepspeed|detectron2|diffusers|fairscale"
+    r"|fairseq|lightning_fabric|megatron|mmcv|mmdet|mmengine|peft|pytorch_lightning|sglang"
+    r"|torch[\\/](?:distributed|nn[\\/]parallel|amp)|transformers|trl|verl|vllm)[\\/]"
     r"(?!(?P=name)[\\/]|examples?[\\/]|scripts[\\/]|tools[\\/]|tests?[\\/]"
     r"|(?:train|main|run|finetune|pretrain|eval|test|setup)\w*\.py$)"
+    r"|(?:site|dist)-packages[\\/](?P<word>composer|lightning|nemo|ray|streaming)[\\/]"
 )
 _LAUNCHER = re.compile(
     r"[\\/]bin[\\/]"
@@ -164,7 +165,7 @@ class TracebackFrame:
     def training_library(self) -> str:
         """The package of its file if that sets up training; else empty."""
         match = _TRAINING.search(self.file)
-        return match["name"] if match else ""
+        return (match["name"] or match["word"]) if match else ""
 
     @property
     def own_package(self) -> bool:
@@ -301,7 +302,7 @@ class Tracebacks:
         self._chained: dict[str, str] = {}
         self._ignored: set[str] = set()
         self._unfinished: dict[str, Raised] = {}
-        self._ended: dict[str, int] = {}  # place of the last exception, whose message may go on
+        self._ended: dict[str, Raised] = {}  # the last exception, whose message may go on
         self._quiet = 0
 
     @property
@@ -320,8 +321,8 @@ class Tracebacks:
         """Process a line."""
         if not line.body.strip():
             return
-        self._finish(line)
         self._continue(line)
+        self._finish(line)
         self._quiet += 1
         self._announce(line)
         header = _HEADER.search(line.body) is not None
@@ -426,7 +427,7 @@ class Tracebacks:
         if message.endswith(":") or is_empty:
             self._unfinished[line.source] = raised
         elif raised.shown:
-            self._ended[line.source] = len(self.raised) - 1
+            self._ended[line.source] = raised
 
     def _finish(self, line: Line) -> None:
         """Take an exception's message, or its rest after a colon, from the next line."""
@@ -438,24 +439,25 @@ class Tracebacks:
         more = line.body.strip()
         if raised.message:
             more = more[:_MAX_MORE]
-        for place in reversed(range(len(self.raised))):
-            if self.raised[place] is raised:
-                message = f"{raised.message} {more}".strip()
-                self.raised[place] = replace(raised, message=message, more=more)
-                self._ended[line.source] = place
-                return
+        message = f"{raised.message} {more}".strip()
+        self._replace(line.source, raised, replace(raised, message=message, more=more))
 
     def _continue(self, line: Line) -> None:
         """Keep the lines after a message, up to one that is certainly something else."""
-        place = self._ended.get(line.source)
-        if place is None or place >= len(self.raised):
-            return
-        raised = self.raised[place]
+        raised = self._ended.pop(line.source, None)
         others = (_HEADER, _FRAME, _OTHER, _NAMED)
-        if len(raised.rest) == _MOST_REST or any(other.search(line.body) for other in others):
-            del self._ended[line.source]
+        if raised is None or any(other.search(line.body) for other in others):
             return
-        self.raised[place] = replace(raised, rest=(*raised.rest, line.body.strip()))
+        if len(raised.rest) < _MOST_REST:
+            longer = replace(raised, rest=(*raised.rest, line.body.strip()))
+            self._replace(line.source, raised, longer)
+
+    def _replace(self, source: str, before: Raised, after: Raised) -> None:
+        """Put an exception in the place of another one, whose message may go on."""
+        for place in reversed(range(len(self.raised))):
+            if self.raised[place] is before:
+                self.raised[place] = self._ended[source] = after
+                return
 
     def _tire(self, source: str, current: _Open | None) -> None:
         if current is None:

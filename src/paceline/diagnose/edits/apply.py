@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.diagnose import lint
-from paceline.diagnose.edits.lines import edited
+from paceline.diagnose.edits.lines import edited, lines_of
 from paceline.diagnose.lint.files import SourceFile
 from paceline.errors import Finding, SetupError
-from paceline.rundir.files import write_whole
 
 _NO_NEWLINE = "\n\\ No newline at end of file\n"
 
@@ -29,26 +29,21 @@ class EditedFile:
     @property
     def diff(self) -> str:
         """The edits as a unified diff, for ``git apply`` and ``patch -p1``."""
-        lines = difflib.unified_diff(
-            self.before.splitlines(keepends=True),
-            self.after.splitlines(keepends=True),
-            f"a/{self.name}",
-            f"b/{self.name}",
-        )
-        return "".join(
-            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-            for line in lines
-        )
+        path = os.path.relpath(self.name)
+        before, after = lines_of(self.before), lines_of(self.after)
+        diff = difflib.unified_diff(before, after, f"a/{path}", f"b/{path}")
+        return "".join(line if line.endswith("\n") else line + _NO_NEWLINE for line in diff)
 
     def write(self) -> None:
-        """Write the file.
+        """Write the file in its place, so that its owner, mode and links stay.
 
         Raises:
             SetupError: It cannot be written.
         """
-        path = Path(self.name).resolve()  # a link stays one
         try:
-            write_whole(path, self.after, mode=path.stat().st_mode & 0o777)
+            with open(self.name, "r+b") as file:
+                file.write(self.after.encode("utf-8"))
+                file.truncate()
         except OSError as error:
             what = f"{self.name} cannot be written: {error.strerror}"
             raise SetupError.of("input-unreadable", what, where=self.name) from None
@@ -58,7 +53,8 @@ def edits(names: Sequence[str]) -> Iterator[EditedFile]:
     """Yield the files for which there are edits."""
     for name in names:
         source = lint.read(name)
-        if source.finding is None:
+        # What is not plain UTF-8 would not be the same file after it is written.
+        if source.finding is None and source.text.encode("utf-8") == Path(name).read_bytes():
             edited_file = _edit(source)
             if edited_file.removed:
                 yield edited_file

@@ -23,21 +23,54 @@ def edited(text: str, finding: Finding) -> str | None:
     return None if edit is None else edit(text, finding)
 
 
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a text with their ends, as Python's parser and diff count them."""
+    *whole, rest = text.split("\n")
+    return [f"{line}\n" for line in whole] + ([rest] if rest else [])
+
+
 def _set_epoch(text: str, finding: Finding) -> str | None:
-    """Call set_epoch in the only loop over epochs of the function that makes the sampler."""
-    name, called, _ = finding.fix.partition(".set_epoch(")
-    tree = tree_of(text)
-    if not called or tree is None or not re.search(rf"^ *{name} = ", text, re.MULTILINE):
+    """Call set_epoch in the only loop over epochs that follows a sampler in its block."""
+    tree, line = tree_of(text), line_of(finding)
+    if tree is None:
         return None
     scopes = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]
-    line = line_of(finding)
     scope = max((each for each in scopes if _holds(each, line)), key=_first)
     loops = [loop for loop in ast.walk(scope) if isinstance(loop, ast.For) and _is_of_epochs(loop)]
-    if len(loops) != 1 or line >= loops[0].lineno or not isinstance(loops[0].target, ast.Name):
+    name = _only_name(scope, line)
+    if len(loops) != 1 or not name or not _is_below(scope, line, loops[0]):
         return None
     first = loops[0].body[0]
-    call = f"{' ' * first.col_offset}{name}.set_epoch({loops[0].target.id})"
-    return _with_line(text, first.lineno, call) if first.lineno > loops[0].lineno else None
+    call = f"{' ' * first.col_offset}{name}.set_epoch({getattr(loops[0].target, 'id', '')})"
+    begins = min([first.lineno, *(each.lineno for each in getattr(first, "decorator_list", ()))])
+    return _with_line(text, begins, call) if begins > loops[0].lineno else None
+
+
+def _only_name(scope: ast.AST, line: int) -> str:
+    """Return the name to which a line assigns a new sampler; empty if anything else is assigned."""
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.Assign) or node.lineno != line:
+            continue
+        target = node.targets[0]
+        made = getattr(node.value, "func", None)
+        is_sampler = getattr(made, "attr", getattr(made, "id", "")) == "DistributedSampler"
+        if not is_sampler or not isinstance(target, ast.Name):
+            return ""
+        names = [each for each in ast.walk(scope) if isinstance(each, ast.Name)]
+        stores = [n for n in names if n.id == target.id and isinstance(n.ctx, ast.Store)]
+        return target.id if len(stores) == 1 else ""
+    return ""
+
+
+def _is_below(scope: ast.AST, line: int, loop: ast.For) -> bool:
+    """Return whether a loop follows a statement in the block of that statement."""
+    for node in ast.walk(scope):
+        for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
+            if not isinstance(block, list) or line not in [part.lineno for part in block]:
+                continue
+            after = [part for part in block if part.lineno > line]
+            return any(loop is each for part in after for each in ast.walk(part))
+    return False
 
 
 def _holds(scope: ast.AST, line: int) -> bool:
@@ -74,7 +107,7 @@ def _with_argument(text: str, line: int, name: str, argument: str) -> str | None
     ]
     if len(calls) != 1 or calls[0].end_lineno is None or calls[0].end_col_offset is None:
         return None
-    lines = text.splitlines(keepends=True)
+    lines = lines_of(text)
     # The column counts bytes.
     last = lines[calls[0].end_lineno - 1].encode()
     before = last[: calls[0].end_col_offset - 1].decode()
@@ -103,15 +136,16 @@ def _cpus_per_task(text: str, finding: Finding) -> str | None:
     if given.search(text):
         return given.sub(match[0], text) if len(given.findall(text)) == 1 else None
     options = [
-        number for number, line in enumerate(text.splitlines(), 1) if line.startswith("#SBATCH ")
+        number for number, line in enumerate(lines_of(text), 1) if line.startswith("#SBATCH ")
     ]
     return _with_line(text, options[-1] + 1, match[0]) if options else None
 
 
 def _with_line(text: str, number: int, line: str) -> str:
     """Insert a line, so that it has a number."""
-    lines = text.splitlines(keepends=True)
-    return "".join([*lines[: number - 1], f"{line}\n", *lines[number - 1 :]])
+    lines = lines_of(text)
+    end = "\r\n" if "\r\n" in text else "\n"
+    return "".join([*lines[: number - 1], line, end, *lines[number - 1 :]])
 
 
 EDITS: Mapping[str, Edit] = {

@@ -249,15 +249,19 @@ def _advice(raised: Raised, name: str) -> str:
         return "write to a folder that the job may write to; as a test: touch FOLDER/x on the node"
     if name == "checkpoint-damaged":
         return "ls -l FILE: a file that is cut has fewer bytes than the others; take one before it"
-    # The lines after a message count where they are sentences.
-    rest = [text for text in raised.rest if text[:1].isupper() and text.endswith((".", "!", "`"))]
-    parts = [*_SENTENCE.split(raised.message), *rest]
-    sentences = [text for text in parts if _ADVICE.search(text)]
-    if sentences:
-        return f"as the message says: {shorten(' '.join(sentences))}"
+    said = {"message": _SENTENCE.split(raised.message), "text after it": _prose(raised)}
+    for whose, texts in said.items():
+        sentences = [text for text in texts if _ADVICE.search(text)]
+        if sentences:
+            return f"as the {whose} says: {shorten(' '.join(sentences))}"
     if raised.user_frame is not None:
         return f"look at {raised.user_frame.place}"
     return "look at the traceback above this line in the full output"
+
+
+def _prose(raised: Raised) -> list[str]:
+    """Return the lines after a message that are sentences."""
+    return [text for text in raised.rest if text[:1].isupper() and text.endswith((".", "!", "`"))]
 
 
 def _installation(raised: Raised) -> str:

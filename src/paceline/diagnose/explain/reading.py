@@ -15,6 +15,7 @@ from paceline.rundir.files import RunDir
 
 _CHUNK_BYTES = 1 << 20
 _LINE_BYTES = 16 << 10  # maximum length; the rest of a longer line is skipped
+_LEAST_PAIRS = 4  # of high bytes, to take a text for Chinese
 _BINARY_SHARE = 0.1
 _CONTROL = bytes(byte for byte in range(32) if byte not in (7, 8, 9, 10, 12, 13, 27))
 
@@ -100,8 +101,15 @@ def _wide(first: bytes) -> codecs.IncrementalDecoder | None:
     try:
         sample.decode("utf-8")
     except UnicodeDecodeError:
-        # In GB18030 a Chinese character has two high bytes; in Latin-1 an accent has one.
-        if all(len(run) % 2 == 0 for run in re.findall(rb"[\x81-\xfe]+", sample)):
+        # A frequent Chinese character has two high bytes; an accent of Latin-1 mostly has one.
+        runs = re.findall(rb"[\x81-\xfe]+", sample)
+        frequent = len(re.findall(rb"[\xb0-\xd7][\xa1-\xfe]", sample))
+        pairs = sum(len(run) for run in runs) // 2
+        if (
+            all(len(run) % 2 == 0 for run in runs)
+            and pairs >= _LEAST_PAIRS
+            and 2 * frequent > pairs
+        ):
             return codecs.getincrementaldecoder("gb18030")("replace")
     return None
 

@@ -356,15 +356,18 @@ def _alternatives(words: Sequence[str]) -> str:
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
-# The last field of a line of CSV, if it is quoted.
-_FIELD = re.compile(r'^[^\s"]+(?:,[^"]*)?,"((?:[^"]|"")+)"$')
+def _field(text: str) -> str:
+    """Return the last field of a line of CSV, if it is quoted and the others name no error."""
+    before, quote, field = text.partition(',"')
+    is_quoted = bool(quote) and field.endswith('"') and " " not in before.partition(",")[0]
+    return field[:-1].replace('""', '"') if is_quoted and not _ERROR.search(before) else text
 
 
 def _record(text: str) -> list[str]:
     """Return the text of a structured log record with its rank as label; empty for other JSON."""
     try:
-        record = json.loads(text)
-    except ValueError:
+        record = json.loads(text.encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
         return []
     texts = [value for value in record.values() if isinstance(value, str)]
     message = next((record[key] for key in _MESSAGE_KEYS if key in record), None)
@@ -373,6 +376,7 @@ def _record(text: str) -> list[str]:
     rank = next((record[key] for key in _RANK_KEYS if key in record), None)
     is_labelled = message.startswith("[rank")
     label = f"[rank{rank}]: " if isinstance(rank, int) and not is_labelled else ""
+    message = message.encode("utf-8", "replace").decode()  # JSON may hold halves of characters
     return [label + line for line in message.splitlines() if line.strip()][:_MAX_PIECES]
 
 
@@ -380,8 +384,7 @@ def _pieces(text: str) -> list[str]:
     """Return the lines escaped in a line of JSON, as in torch's error files, or the line itself."""
     if text.startswith('{"') and (record := _record(text)):
         return record
-    if (field := _FIELD.search(text)) is not None:
-        text = field[1].replace('""', '"')
+    text = _field(text)
     has_traceback = any(sign in text for sign in ("Traceback", 'File \\"', '"message"'))
     if "\\n" not in text or not has_traceback:
         message = re.match(r'^\s*"message": *"(.*?)"?,?\s*$', text)

@@ -99,11 +99,10 @@ def test_python_is_mended_and_runs(folder, name, before, after):
     edited.write()
     assert name not in names("train.py")
     env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # fmt: skip
-    for _ in range(2):  # the second finds folders and checkpoints of the first
-        ended = subprocess.run(
-            [sys.executable, "train.py"], env={**os.environ, **env}, capture_output=True, text=True, timeout=120
-        )  # fmt: skip
-        assert ended.returncode == 0, ended.stderr
+    ended = subprocess.run(
+        [sys.executable, "train.py"], env={**os.environ, **env}, capture_output=True, text=True, timeout=120
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize(("name", "before", "after"), JOBS)
