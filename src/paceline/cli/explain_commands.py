@@ -108,11 +108,11 @@ def LINT(
     """Look for mistakes in job scripts (sbatch) and training scripts (Python), without running
     them.
     """
-    forms = {"--sarif": as_sarif, "--json": as_json, "--diff": as_diff}
-    wanted = [name for name, is_wanted in forms.items() if is_wanted]
-    if len(wanted) > 1:
-        what = f"{' and '.join(wanted)} are {len(wanted)} formats of the same output"
-        raise option_contradicted(what, fix=", or ".join(wanted))
+    formats = {"--sarif": as_sarif, "--json": as_json, "--diff": as_diff}
+    chosen = [name for name, is_chosen in formats.items() if is_chosen]
+    if len(chosen) > 1:
+        what = f"{' and '.join(chosen)} are {len(chosen)} formats of the same output"
+        raise option_contradicted(what, fix=", or ".join(chosen))
     if (is_fixed and as_diff) or ((is_fixed or as_diff) and "-" in files):
         what = "--diff and --fix are for files, and one after the other"
         raise option_contradicted(what, fix="paceline lint --diff FILE, then --fix")
@@ -132,11 +132,10 @@ def LINT(
                     print(f"{edited.name}: mended: {removed}", file=sys.stderr)
         report = lint.lint(files)
         if as_diff:
-            unreadable = [
-                each for file in report.files if file.unreadable for each in file.findings
-            ]
-            for finding in unreadable:
-                terminal.show(finding.render(), sys.stderr)
+            unreadable = [file for file in report.files if file.unreadable]
+            for file in unreadable:
+                for finding in file.findings:
+                    terminal.show(finding.render(), sys.stderr)
             return report.exit_status
         if as_sarif:
             from paceline.diagnose.lint import sarif

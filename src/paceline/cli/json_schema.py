@@ -51,7 +51,7 @@ def _schema_of(hint: Any, objects: dict[str, Any]) -> dict[str, Any]:
         return {"enum": list(arguments)}
     if origin in (Union, types.UnionType):
         return {"anyOf": [_schema_of(argument, objects) for argument in arguments]}
-    if origin is Mapping or origin is dict:
+    if origin in (Mapping, dict):
         return {"type": "object", "additionalProperties": _schema_of(arguments[1], objects)}
     if origin in (list, tuple, Sequence):
         return {"type": "array", "items": _items(arguments, objects)}

@@ -76,12 +76,12 @@ def _edit(source: SourceFile) -> EditedFile:
 def _steps(
     name: str, text: str, findings: Sequence[Finding]
 ) -> Iterator[tuple[str, Sequence[Finding], Finding]]:
-    """Yield the edits that help: text, the findings that are left, and the one that is gone."""
+    """Yield the edits that help: text, the findings that remain, the one removed."""
     names = Counter(finding.name for finding in findings)
     for finding in findings:
         after = edited(text, finding)
         if after is None or after == text:
             continue
-        left = lint.check_text(name, after)
-        if Counter(each.name for each in left) < names:
-            yield after, left, finding
+        remaining = lint.check_text(name, after)
+        if Counter(other.name for other in remaining) < names:
+            yield after, remaining, finding

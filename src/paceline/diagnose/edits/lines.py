@@ -34,15 +34,16 @@ def _set_epoch(text: str, finding: Finding) -> str | None:
     tree, line = tree_of(text), line_of(finding)
     if tree is None:
         return None
-    scopes = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]
-    scope = max((each for each in scopes if _holds(each, line)), key=_first)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    around = [scope for scope in (tree, *functions) if _holds(scope, line)]
+    scope = max(around, key=_first)
     loops = [loop for loop in ast.walk(scope) if isinstance(loop, ast.For) and _is_of_epochs(loop)]
     name = _only_name(scope, line)
     if len(loops) != 1 or not name or not _is_below(scope, line, loops[0]):
         return None
     first = loops[0].body[0]
     call = f"{' ' * first.col_offset}{name}.set_epoch({getattr(loops[0].target, 'id', '')})"
-    begins = min([first.lineno, *(each.lineno for each in getattr(first, "decorator_list", ()))])
+    begins = min([first.lineno, *(node.lineno for node in getattr(first, "decorator_list", ()))])
     return _with_line(text, begins, call) if begins > loops[0].lineno else None
 
 
@@ -52,13 +53,14 @@ def _only_name(scope: ast.AST, line: int) -> str:
         if not isinstance(node, ast.Assign) or node.lineno != line:
             continue
         target = node.targets[0]
-        made = getattr(node.value, "func", None)
-        is_sampler = getattr(made, "attr", getattr(made, "id", "")) == "DistributedSampler"
+        called = getattr(node.value, "func", None)
+        is_sampler = getattr(called, "attr", getattr(called, "id", "")) == "DistributedSampler"
         if not is_sampler or not isinstance(target, ast.Name):
             return ""
-        names = [each for each in ast.walk(scope) if isinstance(each, ast.Name)]
-        stores = [n for n in names if n.id == target.id and isinstance(n.ctx, ast.Store)]
-        return target.id if len(stores) == 1 else ""
+        names = [part for part in ast.walk(scope) if isinstance(part, ast.Name)]
+        same = [name for name in names if name.id == target.id]
+        assigned = [name for name in same if isinstance(name.ctx, ast.Store)]
+        return target.id if len(assigned) == 1 else ""
     return ""
 
 
@@ -69,7 +71,7 @@ def _is_below(scope: ast.AST, line: int, loop: ast.For) -> bool:
             if not isinstance(block, list) or line not in [part.lineno for part in block]:
                 continue
             after = [part for part in block if part.lineno > line]
-            return any(loop is each for part in after for each in ast.walk(part))
+            return any(loop in ast.walk(part) for part in after)
     return False
 
 
@@ -91,8 +93,7 @@ def _map_location(text: str, finding: Finding) -> str | None:
 
 
 def _exist_ok(text: str, finding: Finding) -> str | None:
-    name = "makedirs" if "makedirs" in finding.fix else "mkdir"
-    return _with_argument(text, line_of(finding), name, "exist_ok=True")
+    return _with_argument(text, line_of(finding), "makedirs", "exist_ok=True")
 
 
 def _with_argument(text: str, line: int, name: str, argument: str) -> str | None:
@@ -132,9 +133,9 @@ def _cpus_per_task(text: str, finding: Finding) -> str | None:
     match = re.fullmatch(r"#SBATCH --cpus-per-task=\d+", finding.fix)
     if match is None:
         return None
-    given = re.compile(r"^#SBATCH[ \t]+(?:--cpus-per-task[= ]|-c *)\d+", re.MULTILINE)
-    if given.search(text):
-        return given.sub(match[0], text) if len(given.findall(text)) == 1 else None
+    option = re.compile(r"^#SBATCH[ \t]+(?:--cpus-per-task[= ]|-c *)\d+", re.MULTILINE)
+    if option.search(text):
+        return option.sub(match[0], text) if len(option.findall(text)) == 1 else None
     options = [
         number for number, line in enumerate(lines_of(text), 1) if line.startswith("#SBATCH ")
     ]

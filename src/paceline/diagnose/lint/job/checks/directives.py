@@ -98,17 +98,18 @@ def unknown_option(case: Case) -> Iterator[Finding]:
                 fix=f"#SBATCH --{directive.name}=VALUE",
             )
     for word, line in case.job.directives.stray:
-        is_computed = "$(" in case.text(line)
+        if "$(" in case.text(line):
+            what = "no shell reads #SBATCH lines: $(...) stays as it is written"
+            fix = "write the number itself, or give the option on the command line of sbatch"
+        else:
+            what = f"{word!r} belongs to no option"
+            fix = "quote values with blanks, write comments behind #, no blanks around ="
         yield case.finding(
             "option-invalid",
-            "no shell reads #SBATCH lines: $(...) stays as it is written"
-            if is_computed
-            else f"{word!r} belongs to no option",
+            what,
             line=line,
             why="sbatch refuses the script: Invalid directive found in batch script",
-            fix="write the number itself, or give the option on the command line of sbatch"
-            if is_computed
-            else "quote values with blanks, write comments behind #, no blanks around =",
+            fix=fix,
         )
     for line in case.job.directives.unclosed:
         yield case.finding(

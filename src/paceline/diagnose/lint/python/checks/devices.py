@@ -141,7 +141,8 @@ def _is_plain_cuda(script: Script, node: ast.expr) -> bool:
 
 def device_by_global_rank(script: Script) -> Iterator[Finding]:
     """Find set_device with the rank among all nodes, in a file that knows the one on its node."""
-    if not any(isinstance(n, ast.Constant) and n.value == "LOCAL_RANK" for n in script.nodes):
+    constants = (node for node in script.nodes if isinstance(node, ast.Constant))
+    if all(node.value != "LOCAL_RANK" for node in constants):
         return
     for call in script.calls:
         if script.full(call.func) != "torch.cuda.set_device" or len(call.args) != 1:
@@ -151,8 +152,9 @@ def device_by_global_rank(script: Script) -> Iterator[Finding]:
         if isinstance(device, ast.Name):
             is_plain = script.is_plain(device, call)
             values = [each.value for each in script.assigned(device.id, call)] if is_plain else []
-        tests = [ast.unparse(p.test) for p in script.up(call) if isinstance(p, ast.If | ast.IfExp)]
-        if not values or any(map(_ON_ONE_NODE.search, tests)) or script.calls_of("device_count"):
+        branches = [node for node in script.up(call) if isinstance(node, ast.If | ast.IfExp)]
+        is_for_one_node = any(_ON_ONE_NODE.search(ast.unparse(node.test)) for node in branches)
+        if not values or is_for_one_node or script.calls_of("device_count"):
             continue
         if all(_GLOBAL_RANK.fullmatch(ast.unparse(value)) for value in values):
             yield script.finding(

@@ -78,10 +78,10 @@ def folder_race(script: Script) -> Iterator[Finding]:
         if not script.full(call.func).startswith("os.") or not call.args:
             continue
         path = call.args[0]
-        is_certain = _is_of_the_rank(script, path, call, 0) or _is_of_the_process(
+        may_differ = _is_of_the_rank(script, path, call, 0) or _is_of_the_process(
             script, path, call
         )
-        if is_certain or argument(call, "exist_ok", 2) is not None or has_unknown_arguments(call):
+        if may_differ or argument(call, "exist_ok", 2) is not None or has_unknown_arguments(call):
             continue
         block = rank_block(script, call)
         is_perhaps = any(isinstance(parent, _PERHAPS) for parent in script.up(call))
