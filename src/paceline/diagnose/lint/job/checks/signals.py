@@ -10,7 +10,7 @@ from paceline.diagnose.lint.job.directives import Directive
 from paceline.diagnose.lint.job.launches import Launch
 from paceline.diagnose.lint.job.sbatch_options import names
 from paceline.diagnose.lint.job.shell.trace import CommandCall, Trap
-from paceline.diagnose.lint.job.shell.values import BATCH
+from paceline.diagnose.lint.job.shell.values import BATCH, NODE
 from paceline.errors import Finding
 
 _WAITS = re.compile(r"(?<![-\w$.{/])wait\b(?![-=\w])")
@@ -42,7 +42,9 @@ def signals(case: Case) -> Iterator[Finding]:
         for trap in case.trace.traps
         if name in {signal.removeprefix("SIG").upper() for signal in trap[0]}
     ]
-    # With B: Slurm signals the batch shell only, without it the steps only.
+    # With B: Slurm signals the batch shell only, without it the steps only, which may have a trap.
+    if any(trap[3] == NODE for trap in traps):
+        return
     if "B" in (match[1] or ""):
         yield from _to_batch(case, directive.line, name, traps)
     else:

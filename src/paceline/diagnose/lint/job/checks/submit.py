@@ -13,8 +13,10 @@ from paceline.errors import Finding
 _DOLLAR = re.compile(
     r"\\(?P<escaped>[\\$`])|\$(?:\{(?P<braced>[A-Za-z_]\w*)\}|(?P<plain>[A-Za-z_]\w*))"
 )
-# Arithmetic that this shell computes.
-_COMPUTED = re.compile(r"(?<!\\)\$\(\([^\n]*?\)\)")
+# Arithmetic and the output of commands, which this shell computes.
+_COMPUTED = re.compile(
+    r"(?<!\\)(?:\$\(\([^\n]*?\)\)|\$\((?:[^()\n]|\([^()\n]*\))*\)|`[^`\n]*(?<!\\)`)"
+)
 _SLURM = re.compile(r"(?<!\\)\$\{?(SLURM_\w+)")
 _ASSIGNED = re.compile(r"^\s*(?:export\s+|local\s+)?([A-Za-z_]\w*)=(.*)", re.MULTILINE)
 _FILLED = re.compile(r"\bfor\s+([A-Za-z_]\w*)\s+in\b|\bread\s+(?:-\w+\s+)*([A-Za-z_]\w*)")
@@ -128,7 +130,7 @@ def inner_script(case: Case, submitted: Submitted) -> str:
         return match[0] if name.startswith("SLURM") else f"${{{name}:-}}"
 
     text = submitted.text
-    # ${_:-} stands for a number that is only known when this shell runs.
+    # ${_:-} stands for a value that is only known when this shell runs.
     if not submitted.quoted:
         text = _DOLLAR.sub(expand, _COMPUTED.sub("${_:-}", text))
     return "\n" * (submitted.line - 1) + text

@@ -239,7 +239,9 @@ class _Walker:
         if not node.words or node.words[0].bare in DECLARERS:
             self._assign(node, frame)
             return
-        if node.words[0].raw in ("[[", "(("):
+        if node.words[0].raw in ("[[", "((", "let"):
+            for name in assigned([node]):
+                self._set_unknown(name, node, frame)
             return
         args = [arg for word in node.words for arg in self.expander.fields(word)]
         if not args:
@@ -266,6 +268,11 @@ class _Walker:
         for assign in node.assigns:
             value = self._value(assign)
             self.set(assign.name, value, frame, line=assign.line, export=exports)
+        # `export "NAME=value"` is one word in quotes
+        for word in node.words[1:]:
+            name, equals, text = self.expander.text(word).partition("=")
+            if equals and _IDENTIFIER.fullmatch(name):
+                self.set(name, text, frame, line=word.line, export=exports)
         # `export NAME` exports what was set before, or what will be
         for flag in flags:
             if exports and _IDENTIFIER.fullmatch(flag):
@@ -316,7 +323,9 @@ class _Walker:
 
     def _trap(self, args: list[Arg], node: Simple, frame: _Frame) -> None:
         handler, *signals = [arg.text for arg in args[1:]] or [""]
-        self.trace.traps.append((tuple(signals), handler, node.line))
+        # '' ignores a signal, and - restores what it does by default.
+        if handler not in ("", "-"):
+            self.trace.traps.append((tuple(signals), handler, node.line, frame.place))
 
     def _wait(self, args: list[Arg], node: Simple, frame: _Frame) -> None:
         self.trace.waits = True

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from paceline.diagnose.lint.job.shell.values import Arg, Symbols, Value
 from paceline.diagnose.lint.job.shell.wrappers import WrappedStart, base_name
 
-# Signals, handler and line of a ``trap``.
-Trap = tuple[tuple[str, ...], str, int]
+# Signals, handler, line and place (``batch`` or ``node``) of a ``trap``.
+Trap = tuple[tuple[str, ...], str, int, str]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ ITS_OPTIONS = "--log-dir logs|--role x --tee 3|--max-restarts=3|-r 3 -t 3|--no-p
 KNOWN_TO_IT = {text: BOTH.format(text) for text in ITS_OPTIONS.split("|")}
 MAY_SPREAD = 'bash run_nodes.sh|./run_nodes.sh|make train|"$@"|snakemake --slurm|sbatch next.sbatch|apptainer exec --nv a.sif bash run.sh|source launch.sh|$LAUNCHER python train.py'
 PREPARED = {text: f"{PREPARE}{text}\n" for text in MAY_SPREAD.split("|")}
-# Each rule: its name, severities and beginning; the wrong scripts, the right ones, and those right ones that are taken for wrong.
+# Each rule: its name, severities and beginning; the wrong scripts, the right ones, and right ones that resemble the wrong ones most.
 RULES = [
     ("unset-variable", ("warning",), TWO, {
         "computed": "export WORLD_SIZE=$(($N_NODES * 4))\n" + STEP, "argument": 'srun python train.py --n "$NUM_NODES"\n', "another name": RUN.replace("NODES", "NNODES"), "torchrun": RUN,
@@ -30,7 +30,9 @@ RULES = [
         "sourced": "source env.sh\n" + RUN}, {
         "given if wanted": 'if [ -n "$NODES" ]; then srun -N 2 python train.py; else srun python train.py; fi\n', "loop": "for NODES in 1 2; do\nsrun -N $NODES python train.py\ndone\n",
         "mapfile": "mapfile -t NODES < <(scontrol show hostnames)\nsrun -w $NODES python train.py\n", "--export": "#SBATCH --export=ALL,NODES=2\n" + RUN, "arithmetic": "((NODES = 2))\n" + RUN,
-        "awk": "sinfo | awk '{print $NODES}'\n" + STEP, "printf": "printf -v NODES '%d' 2\n" + RUN}),
+        "awk": "sinfo | awk '{print $NODES}'\n" + STEP, "printf": "printf -v NODES '%d' 2\n" + RUN,
+        "let": "let NODES=SLURM_NNODES\n" + RUN, "counted": "NODES=0\nfor h in $(scontrol show hostnames); do ((NODES++)); done\n" + RUN, "quoted": 'declare "NODES=$SLURM_NNODES"\n' + RUN,
+        "counting loop": "for ((NODES=1; NODES<=2; NODES++)); do\nsrun -N $NODES python train.py\ndone\n"}),
     ("node-rank-on-batch-host", ("error",), "", {
         "per node": TASKS + RANK + "srun --ntasks-per-node=$GPUS python train.py\n", "-n": TASKS + RANK + "srun -n $N python train.py\n", "tasks": TASKS + RANK + STEP}, {
         "loop": TASKS + ADDRESS + "for i in 0 1; do RANK=$i srun -n 1 python train.py & done\nwait\n", "node": TASKS + ADDRESS + "srun bash -c 'export RANK=$SLURM_PROCID; python train.py'\n",
@@ -54,7 +56,8 @@ RULES = [
         "quoted": '#SBATCH --comment="with $(nproc --all)"\n' + STEP, "submitted": "sbatch --ntasks=$(nproc --all) job.sbatch\n", "echo": 'echo "#SBATCH --ntasks=$(nproc --all)" >> a.sh\n',
         "commented": "##SBATCH --ntasks=$(nproc --all)\n" + STEP, "behind": "#SBATCH --ntasks=4 # $(nproc --all)\n" + STEP, "comment": "# #SBATCH --ntasks=$(nproc --all)\n" + STEP,
         "two": "#SBATCH -n 4 -c 2\n" + STEP}, {
-        "here-document": "sbatch <<EOF\n#!/bin/bash\n#SBATCH --ntasks=$(wc -l < hosts)\nsrun python train.py\nEOF\n"}),
+        "here-document": "sbatch <<EOF\n#!/bin/bash\n#SBATCH --ntasks=$(wc -l < hosts)\nsrun python train.py\nEOF\n", "backquotes": "sbatch <<EOF\n#!/bin/bash\n#SBATCH --job-name=`basename $PWD`\nsrun python train.py\nEOF\n",
+        "nested": "sbatch <<EOF\n#!/bin/bash\n#SBATCH --array=1-$(echo $(wc -l < hosts))%4\nsrun python train.py\nEOF\n"}),
     ("missing-srun", ("error",), TWO, {
         "training": "python train.py\n", "by path": "python src/train_net.py\n", "module": "python -m project.train\n"}, {
         "evaluation": "python eval.py --ddp\n", "generation": "python generate_samples.py\n", "test": "python test.py\n",
@@ -69,21 +72,16 @@ RULES = [
         "printed": USR1 + "echo \"trap 'x' USR1\"\n" + STEP, "B": USR1.replace("USR1", "B:USR1") + TRAP + STEP, "other": USR1 + "trap 'rm x' TERM INT\n" + STEP, "no signal": ONE + TRAP + STEP,
         "comment": USR1 + "# " + TRAP + STEP, "no trap": USR1 + STEP}, {
         "written": USR1 + "cat > a.sh <<'EOF'\ntrap 'touch stop' USR1\npython train.py & wait\nEOF\nsrun bash a.sh\n", "ignored": USR1 + "trap '' USR1\n" + STEP,
-        "trap of the step": USR1 + "srun bash -c 'trap \"touch stop\" USR1; python train.py & wait'\n"}),
+        "trap of the step": USR1 + "srun bash -c 'trap \"touch stop\" USR1; python train.py & wait'\n",
+        "default": USR1 + "trap - USR1\n" + STEP, "double quotes": USR1 + "srun bash -c \"trap 'touch stop' USR1; python train.py & wait\"\n",
+        "made executable": USR1 + "cat > run.sh <<'EOF'\ntrap 'touch stop' USR1\npython train.py & wait\nEOF\nchmod +x run.sh\nsrun ./run.sh\n",
+        "ignored in a function": USR1 + "prepare() { trap '' USR1 TERM; }\nprepare\n" + STEP}),
 ]  # fmt: skip
-KNOWN = pytest.mark.xfail(strict=True, reason="a false alarm")
-STILL = ("arithmetic", "here-document", "written", "ignored", "trap of the step")  # taken for wrong
 
 
 def rows(*tables):
     return [
-        pytest.param(
-            rule[0],
-            rule[1],
-            rule[2] + text,
-            id=f"{rule[0]}: {kind}",
-            marks=[KNOWN] * (table == 5 and kind in STILL),
-        )
+        pytest.param(rule[0], rule[1], rule[2] + text, id=f"{rule[0]}: {kind}")
         for rule in RULES
         for table in tables
         for kind, text in rule[table].items()
