@@ -108,35 +108,22 @@ def LINT(
     """Look for mistakes in job scripts (sbatch) and training scripts (Python), without running
     them.
     """
-    formats = {"--sarif": as_sarif, "--json": as_json, "--diff": as_diff}
-    chosen = [name for name, is_chosen in formats.items() if is_chosen]
+    is_edited, is_input = as_diff or is_fixed, "-" in files
+    options = {"--sarif": as_sarif, "--json": as_json, "--diff": as_diff}
+    options |= {"--fix": is_fixed and (as_diff or is_input), "-": is_edited and is_input}
+    chosen = [name for name, is_chosen in options.items() if is_chosen]
     if len(chosen) > 1:
-        what = f"{' and '.join(chosen)} are {len(chosen)} formats of the same output"
+        what = f"{' and '.join(chosen)} exclude each other"
         raise option_contradicted(what, fix=", or ".join(chosen))
-    if (is_fixed and as_diff) or ((is_fixed or as_diff) and "-" in files):
-        what = "--diff and --fix are for files, and one after the other"
-        raise option_contradicted(what, fix="paceline lint --diff FILE, then --fix")
 
     def action() -> int:
         from paceline.diagnose import lint
 
-        if as_diff or is_fixed:
-            from paceline.diagnose.edits import apply
-
-            for edited in apply.edits(files):
-                if as_diff:
-                    print(edited.diff, end="")
-                else:
-                    edited.write()
-                    removed = ", ".join(finding.name for finding in edited.removed)
-                    print(f"{edited.name}: mended: {removed}", file=sys.stderr)
-        report = lint.lint(files)
         if as_diff:
-            unreadable = [file for file in report.files if file.unreadable]
-            for file in unreadable:
-                for finding in file.findings:
-                    terminal.show(finding.render(), sys.stderr)
-            return report.exit_status
+            return _print_edits(files)
+        if is_fixed:
+            _write_edits(files)
+        report = lint.lint(files)
         if as_sarif:
             from paceline.diagnose.lint import sarif
 
@@ -146,3 +133,26 @@ def LINT(
         return report.exit_status
 
     return action
+
+
+def _print_edits(files: tuple[str, ...]) -> int:
+    """Print the edits as a diff, and return the exit status of lint."""
+    from paceline.diagnose import lint
+    from paceline.diagnose.edits import apply
+
+    for edited in apply.edits(files):
+        print(edited.diff, end="")
+    report = lint.lint(files)
+    for file in report.files:
+        for finding in file.findings if file.unreadable else ():
+            terminal.show(finding.render(), sys.stderr)
+    return report.exit_status
+
+
+def _write_edits(files: tuple[str, ...]) -> None:
+    from paceline.diagnose.edits import apply
+
+    for edited in apply.edits(files):
+        edited.write()
+        removed = ", ".join(finding.name for finding in edited.removed)
+        print(f"{edited.name}: fixed: {removed}", file=sys.stderr)

@@ -12,6 +12,7 @@ from pathlib import Path
 from paceline.diagnose import lint
 from paceline.diagnose.edits.lines import edited, lines_of
 from paceline.diagnose.lint.files import SourceFile
+from paceline.diagnose.lint.report import CheckedFile
 from paceline.errors import Finding, SetupError
 
 _NO_NEWLINE = "\n\\ No newline at end of file\n"
@@ -62,26 +63,21 @@ def edits(names: Sequence[str]) -> Iterator[EditedFile]:
 
 def _edit(source: SourceFile) -> EditedFile:
     """Make one edit after the other, as long as each removes a finding and adds none."""
-    text = source.text
-    findings: Sequence[Finding] = lint.check_text(source.name, text)
-    removed: list[Finding] = []
-    while True:
-        step = next(_steps(source.name, text, findings), None)
-        if step is None:
-            return EditedFile(source.name, source.text, text, tuple(removed))
-        text, findings, finding = step
+    text, removed = source.text, []
+    checked = lint.check_text(source.name, text)
+    while (step := next(_steps(checked, text), None)) is not None:
+        checked, text, finding = step
         removed.append(finding)
+    return EditedFile(source.name, source.text, text, tuple(removed))
 
 
-def _steps(
-    name: str, text: str, findings: Sequence[Finding]
-) -> Iterator[tuple[str, Sequence[Finding], Finding]]:
-    """Yield the edits that help: text, the findings that remain, the one removed."""
-    names = Counter(finding.name for finding in findings)
-    for finding in findings:
-        after = edited(text, finding)
+def _steps(checked: CheckedFile, text: str) -> Iterator[tuple[CheckedFile, str, Finding]]:
+    """Yield the edits that help: the file as it is checked then, its text, the finding removed."""
+    names = Counter(finding.name for finding in checked.findings)
+    for finding in checked.sorted_findings:
+        after = edited(text, finding, checked.script)
         if after is None or after == text:
             continue
-        remaining = lint.check_text(name, after)
-        if Counter(other.name for other in remaining) < names:
-            yield after, remaining, finding
+        remaining = lint.check_text(checked.name, after)
+        if Counter(other.name for other in remaining.findings) < names:
+            yield remaining, after, finding

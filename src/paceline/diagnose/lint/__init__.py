@@ -41,9 +41,9 @@ def lint(files: Sequence[str]) -> LintReport:
     return LintReport(tuple(linter.check(name) for name in linter.names))
 
 
-def check_text(name: str, text: str) -> list[Finding]:
-    """Return the findings of a file as if it had another text, without those of other files."""
-    return _Linter([name]).check_source(SourceFile(name, text)).sorted_findings
+def check_text(name: str, text: str) -> CheckedFile:
+    """Check a file as if it had another text, without the files that it starts."""
+    return _Linter([name]).check_source(SourceFile(name, text))
 
 
 class _Linter:
@@ -62,16 +62,16 @@ class _Linter:
         """Return the findings of a file that was read."""
         if source.finding is not None:
             return CheckedFile(source.name, (source.finding,), unreadable=True)
-        program = None
+        script = None
         if is_python(source):
             from paceline.diagnose.lint.python import examine
 
-            findings, program = examine(source.text, source.name)
+            findings, script = examine(source.text, source.name)
         else:
             findings = self._check_job(source) if is_job(source) else []
         if (hint := not_judged(source)) is not None:
             findings.append(hint)
-        return CheckedFile(source.name, tuple(unsuppressed(findings, source.text)), program=program)
+        return CheckedFile(source.name, tuple(unsuppressed(findings, source.text)), script=script)
 
     def _check_job(self, source: SourceFile) -> list[Finding]:
         from paceline.diagnose.lint.job.judging import judge_case

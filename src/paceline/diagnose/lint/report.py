@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from paceline.diagnose.lint.ignore import line_of
 from paceline.diagnose.lint.program import Program
 from paceline.errors import EXIT_MISUSE, SEVERITIES, Finding, status_of
+
+if TYPE_CHECKING:
+    from paceline.diagnose.lint.python.script import Script
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,16 @@ class CheckedFile:
     name: str  # its path as typed
     findings: tuple[Finding, ...]  # its findings
     unreadable: bool = False  # True if it could not be read
-    program: Program | None = None  # what a training script expects of its job
+    script: Script | None = None  # the index of a training script
+
+    @cached_property
+    def program(self) -> Program | None:
+        """What a training script expects of its job, None for other files."""
+        if self.script is None:
+            return None
+        from paceline.diagnose.lint.python.expectations import expectations
+
+        return expectations(self.script)
 
     @property
     def sorted_findings(self) -> list[Finding]:

@@ -91,7 +91,7 @@ def names(file):
 
 
 @pytest.mark.parametrize(("name", "before", "after"), PYTHON)
-def test_python_is_mended_and_runs(folder, name, before, after):
+def test_python_is_fixed_and_runs(folder, name, before, after):
     (folder / "train.py").write_text(before)
     assert name in names("train.py")
     (edited,) = edits(["train.py"])
@@ -106,12 +106,12 @@ def test_python_is_mended_and_runs(folder, name, before, after):
 
 
 @pytest.mark.parametrize(("name", "before", "after"), JOBS)
-def test_a_job_script_is_mended(folder, name, before, after):
+def test_a_job_script_is_fixed(folder, name, before, after):
     (folder / "job.sbatch").write_text(before)
     assert name in names("job.sbatch")
     (edited,) = edits(["job.sbatch"])
     assert edited.after == after
-    assert name not in [finding.name for finding in lint.check_text("job.sbatch", after)]
+    assert name not in [finding.name for finding in lint.check_text("job.sbatch", after).findings]
 
 
 UNCERTAIN = {
@@ -146,11 +146,18 @@ def test_a_diff_can_be_applied_and_the_mode_stays(typed, folder):
     file.chmod(0o750)
     status, out, err = typed("lint", "--fix", "job.sbatch")
     assert (status, file.read_text(), file.stat().st_mode & 0o777) == (0, by_git, 0o750)
-    assert "job.sbatch: mended: cpus-per-task-missing, unset-variable" in err
+    assert "job.sbatch: fixed: cpus-per-task-missing, unset-variable" in err
     assert typed("lint", "--fix", "job.sbatch")[2] == ""
 
 
-def test_standard_input_and_two_formats_are_refused(typed):
-    for words in (("--fix", "-"), ("--fix", "--diff", "x"), ("--json", "--diff", "x")):
+def test_standard_input_and_two_formats_are_refused(typed, folder):
+    for words, rivals in (
+        (("--fix", "-"), "--fix and -"),
+        (("--diff", "-"), "--diff and -"),
+        (("--fix", "--diff", "x"), "--diff and --fix"),
+        (("--json", "--diff", "x"), "--json and --diff"),
+    ):
         status, _, err = typed("lint", *words)
-        assert status == 2 and "option-contradicted" in err
+        assert status == 2 and f"{rivals} exclude each other" in err
+    (folder / "train.py").write_text(script())
+    assert typed("lint", "--fix", "--json", "train.py")[0] == 0

@@ -6,9 +6,7 @@ import ast
 import re
 import warnings
 
-from paceline.diagnose.lint.program import Program
 from paceline.diagnose.lint.python.checks import CHECKS
-from paceline.diagnose.lint.python.expectations import expectations
 from paceline.diagnose.lint.python.script import Script
 from paceline.errors import Finding
 
@@ -79,16 +77,12 @@ def judge(source: str, name: str) -> list[Finding]:
     return examine(source, name)[0]
 
 
-def examine(source: str, name: str) -> tuple[list[Finding], Program | None]:
-    """Return the findings of a training script, and what the script expects of the job that starts
-    it; None if the text is not a training script.
-    """
+def examine(source: str, name: str) -> tuple[list[Finding], Script | None]:
+    """Return the findings of a training script, and its index; None if it is no training script."""
     script = read(source, name)
     if isinstance(script, Finding):
         return [script], None
-    if script is None:
-        return [], None
-    return _findings(script), expectations(script)
+    return ([], None) if script is None else (_findings(script), script)
 
 
 def _findings(script: Script) -> list[Finding]:

@@ -65,7 +65,7 @@ def evaluation_padded(script: Script) -> Iterator[Finding]:
     for evaluation in evaluations(script):
         if not evaluation.padded or _trims(evaluation.around):
             continue
-        # A figure that is not reduced has a finding of its own, which has to be mended first.
+        # A figure that is not reduced has a finding of its own, which has to be fixed first.
         if not reduces(script, evaluation.around):
             continue
         yield script.finding(
