@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from paceline.launch.plan.option import Option
 from paceline.launch.plan.options import OPTIONS
 from paceline.launch.plan.submit_options import OWN
 from paceline.text import terminal
+from paceline.text.json_text import print_json
 
 
 def _in_groups(options: Sequence[Option]) -> Mapping[str, Sequence[str]]:
@@ -272,8 +272,3 @@ def show(result: Any, as_json: bool) -> None:
         print_json(result.to_json())
     else:
         terminal.show(result.render())
-
-
-def print_json(value: Any) -> None:
-    """Print plain data as JSON."""
-    print(json.dumps(value, indent=1))

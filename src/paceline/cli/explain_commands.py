@@ -10,11 +10,12 @@ from typing import Any
 import click
 
 from paceline.cli import command_help, completed_words
-from paceline.cli.command_help import print_json, show
+from paceline.cli.command_help import show
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError, option_contradicted
 from paceline.rundir.files import display_path
 from paceline.text import terminal
+from paceline.text.json_text import print_json
 
 
 @click.command("explain", cls=command_help.HelpedCommand)

@@ -13,12 +13,12 @@ from paceline.cli import json_types
 from paceline.errors import Finding
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_SIMPLE = {
+_SIMPLE: Mapping[Any, dict[str, Any]] = {
     str: {"type": "string"},
     Path: {"type": "string"},
     bool: {"type": "boolean"},
     int: {"type": "integer"},
-    float: {"type": "number"},
+    float: {"type": ["number", "null"]},  # null for NaN and infinity, which JSON does not have
     type(None): {"type": "null"},
 }
 _PRINTED_AS = {Finding: json_types.FindingData}  # adds the code

@@ -29,11 +29,11 @@ from paceline.cli import (
     start_commands,
     tune_command,
 )
-from paceline.cli.command_help import print_json as _print_json
 from paceline.cli.command_help import show as _show
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError
 from paceline.rundir.files import RunDir, not_permitted
+from paceline.text.json_text import print_json as _print_json
 from paceline.version import __version__
 
 _INTERRUPTED = 130

@@ -9,6 +9,7 @@ import click
 from paceline.cli import command_help
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, option_invalid
+from paceline.text.json_text import print_json
 
 
 @click.command("schema", cls=command_help.HelpedCommand)
@@ -23,7 +24,7 @@ def SCHEMA(command: tuple[str, ...]) -> Action:
         if name not in json_types.COMMANDS:
             what = f"{name} prints no JSON; these do: {', '.join(sorted(json_types.COMMANDS))}"
             raise option_invalid(what, fix="paceline schema lint")
-        command_help.print_json(json_schema.schema(name))
+        print_json(json_schema.schema(name))
         return EXIT_OK
 
     return action

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import replace
@@ -13,7 +12,6 @@ import click
 from paceline.cli import command_help, completed_words, start_commands
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, UsageError, option_contradicted
-from paceline.text import terminal
 
 _DATASET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -85,7 +83,7 @@ def TUNE(subject: str, arguments: tuple[str, ...], **options: Any) -> Action:
                 with TuningProgress(seconds) as progress:
                     tuning = BatchTuning(start, batch_option, answer, seconds)
                     answer = replace(answer, batches=tuning.run(progress))
-        _show(answer, options["as_json"])
+        command_help.show(answer, options["as_json"])
         return EXIT_OK
 
     return action
@@ -114,10 +112,3 @@ def _words_of(
 
 def _contradicted(what: str) -> UsageError:
     return option_contradicted(what, fix="paceline tune --help")
-
-
-def _show(answer: Any, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(answer.to_json(), indent=1))
-    else:
-        terminal.show(answer.render())

@@ -18,6 +18,7 @@ from paceline.errors import EXIT_OK, Finding, UsageError
 from paceline.machine import gpus, own_process, own_world
 from paceline.measure import network_points, network_worker
 from paceline.text import terminal
+from paceline.text.json_text import print_json
 from paceline.world import World
 
 _RANKS_WITHOUT_GPUS = 2
@@ -84,6 +85,6 @@ def _run(
 
 def _print(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(result, indent=1))
+        print_json(result)
     else:
         terminal.show(network_points.render(result))

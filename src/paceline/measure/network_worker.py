@@ -23,6 +23,7 @@ from paceline.errors import Finding, PacelineError, UsageError
 from paceline.machine import own_world
 from paceline.measure import network_points
 from paceline.text import terminal
+from paceline.text.json_text import print_json
 from paceline.world import World
 
 SMALLEST_BYTES = 1 << 10
@@ -63,7 +64,7 @@ def _write(result: dict[str, Any], options: argparse.Namespace) -> None:
     if options.out:
         Path(options.out).write_text(json.dumps(result))
     elif options.json:
-        print(json.dumps(result, indent=1))
+        print_json(result)
     else:
         terminal.show(network_points.render(result))
 

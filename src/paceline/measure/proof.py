@@ -6,7 +6,6 @@ the script, it is started once more, and computes with the types of the script.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import tempfile
@@ -23,6 +22,7 @@ from paceline.measure.trial import Trial
 from paceline.rundir import proofs
 from paceline.rundir.proofs import MIXES, NOT_JUDGED, PROVEN, UNDER_WAY, Proof
 from paceline.text import terminal
+from paceline.text.json_text import print_json
 
 _STATUS = {PROVEN: EXIT_OK, MIXES: EXIT_FAILED, NOT_JUDGED: EXIT_MISUSE}
 FAILED = "the script failed"  # before its first batch was trained on
@@ -109,7 +109,7 @@ def _show(proof: Proof, evidence: tuple[str, ...], *, as_json: bool) -> None:
     if as_json:
         findings = [] if finding is None else [finding.to_json()]
         values = {"state": proof.state, "reason": proof.reason, "error": proof.error}
-        print(json.dumps({**values, "findings": findings, "evidence": list(evidence)}, indent=1))
+        print_json({**values, "findings": findings, "evidence": list(evidence)})
     elif finding is not None:
         terminal.show(finding.render())
     elif proof.state == PROVEN:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -14,6 +13,7 @@ from paceline.errors import Finding
 from paceline.launch.monitor import step_parts
 from paceline.measure import speed
 from paceline.rundir.files import RunDir
+from paceline.text.json_text import print_json
 from paceline.text.quoting import printable_lines
 from paceline.text.wording import count, duration, size
 
@@ -155,7 +155,7 @@ def _text(run_dir: RunDir, shown: Mapping[str, Any]) -> str:
 
 def _print_json(run_dir: RunDir, *, once: bool, interval_s: float) -> None:
     while True:
-        print(json.dumps(speed.read(run_dir)), flush=True)
+        print_json(speed.read(run_dir), indent=None)
         if once:
             return
         time.sleep(interval_s)

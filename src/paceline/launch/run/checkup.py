@@ -21,6 +21,7 @@ from paceline.launch.outcome.report import Report
 from paceline.launch.plan import script
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.task import FUNCTION, RankTask
+from paceline.text.json_text import print_json
 from paceline.text.quoting import printable_lines
 from paceline.text.wording import few
 
@@ -49,7 +50,7 @@ def run(options: Options, conduct: Conduct) -> int:
             return EXIT_OK  # this is a rank, at its end
         if report.exit_status != EXIT_OK:
             if options.json:
-                print(json.dumps(_to_json(report.findings, [])))
+                print_json(_to_json(report.findings, []), indent=None)
             return report.exit_status
         nodes_file.seek(0)
         nodes = json.load(nodes_file)
@@ -57,7 +58,7 @@ def run(options: Options, conduct: Conduct) -> int:
     if options.starter_defaults.head_reports(options.node_rank):
         return status_of(findings)  # the head prints the findings to the same output
     if options.json:
-        print(json.dumps(_to_json(findings, nodes), indent=1))
+        print_json(_to_json(findings, nodes))
     else:
         print(printable_lines("\n".join(render(nodes, findings))))
     return status_of(findings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -41,6 +40,7 @@ from paceline.launch.run.stop_request import StopRequest, StopSlot
 from paceline.machine import processes
 from paceline.rundir import proofs
 from paceline.rundir.files import display_path
+from paceline.text.json_text import print_json
 
 if TYPE_CHECKING:
     from paceline.launch.run.supervision import Supervision
@@ -418,7 +418,7 @@ class Launcher:
         elif final_report.exit_status != EXIT_OK:
             time.sleep(_HEAD_SPEAKS_S)
         if self._options.json:
-            print(json.dumps(final_report.to_json()), flush=True)
+            print_json(final_report.to_json(), indent=None)
 
     def _event(self, kind: str, **fields: Any) -> None:
         folder = self._link.progress.folder

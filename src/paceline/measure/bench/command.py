@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from paceline.measure.trial import Say, TrialResult
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
 from paceline.text import terminal
+from paceline.text.json_text import print_json
 
 _NO_SETTING = TriedSetting("no setting", "")
 
@@ -80,7 +80,7 @@ def bench(requested: BenchRequest, *, as_json: bool) -> int:
     root = trial.new_folder("bench", requested.command[0], requested.run_dir)
     result = _measure(requested, node, root)
     if as_json:
-        print(json.dumps(to_json(result), indent=1))
+        print_json(to_json(result))
     else:
         terminal.show(table.render(result))
     return EXIT_FAILED if result.findings else EXIT_OK

@@ -18,6 +18,7 @@ from paceline.measure.forecast.prediction import Forecast, Point
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
 from paceline.text import quoting
+from paceline.text.json_text import json_text
 
 _MOST_RANKS = 1_000_000
 
@@ -56,7 +57,7 @@ def answer(
     result = {**forecast.to_json(), "costs": [asdict(row) for row in cost_rows]}
     write(run_dir, result)
     if as_json:
-        return json.dumps(result, indent=1)
+        return json_text(result)
     return render(forecast, cost_rows)
 
 

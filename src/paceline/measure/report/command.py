@@ -30,6 +30,7 @@ from paceline.measure.report.regression import RunComparison
 from paceline.measure.report.sections import Section, sections
 from paceline.rundir import files
 from paceline.text import terminal
+from paceline.text.json_text import print_json
 from paceline.text.quoting import printable
 from paceline.version import __version__
 
@@ -70,14 +71,12 @@ def report(
     comparisons, findings = _compared(runs, most_grown)
     status = _exit_status(findings)
     if as_json:
-        import json
-
         compared = {
             "comparisons": [comparison.to_json() for comparison in comparisons],
             "findings": [finding.to_json() for finding in findings],
         }
         written = {"runs": [to_json(run) for run in runs], **(compared if most_grown else {})}
-        print(json.dumps(written, indent=1))
+        print_json(written)
         return status
     rendered = "\n\n".join([text.render(runs), *(finding.render() for finding in findings)])
     if as_text:

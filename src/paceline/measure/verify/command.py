@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import shutil
 import threading
 import time
@@ -51,6 +50,7 @@ from paceline.rundir import files, proofs
 from paceline.rundir.files import RunDir
 from paceline.rundir.proofs import Proof
 from paceline.text import terminal
+from paceline.text.json_text import print_json
 from paceline.text.wording import aligned
 
 
@@ -246,7 +246,7 @@ def verify(requested: BenchRequest, *, as_json: bool, is_apart: bool = False) ->
         note=f"trials ran on CPUs: more ranks than GPUs ({num_gpus})" if is_on_cpus else "",
     )
     if as_json:
-        print(json.dumps(result.to_json(), indent=1))
+        print_json(result.to_json())
     else:
         terminal.show(render(result))
     # A hint is advice: with one alone the script does on several ranks what it does on one.

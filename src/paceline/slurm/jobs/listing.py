@@ -7,7 +7,6 @@ never knew.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import time
@@ -27,6 +26,7 @@ from paceline.slurm.jobs.run_rows import RunRow
 from paceline.slurm.record import JobRecord
 from paceline.slurm.sweep import sweep_folder, sweep_rows
 from paceline.text import terminal
+from paceline.text.json_text import print_json
 from paceline.text.quoting import printable
 from paceline.text.wording import aligned
 
@@ -102,7 +102,7 @@ def _list(places: Sequence[Path], *, as_json: bool, limit: int | None) -> int:
     sweep_rows.say_silent(silent)
     table_rows = [values for entry in entries if (values := row_of(entry, states)) is not None]
     if as_json:
-        print(json.dumps([values.to_json() for values in table_rows], indent=1))
+        print_json([values.to_json() for values in table_rows])
     elif table_rows:
         print(render([values.row for values in table_rows]))
     else:

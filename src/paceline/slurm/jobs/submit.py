@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -45,6 +44,7 @@ from paceline.slurm.profile import Profile
 from paceline.slurm.record import JobRecord
 from paceline.slurm.request import SubmitRequest
 from paceline.text import terminal
+from paceline.text.json_text import print_json
 from paceline.text.quoting import CONTROL, word
 
 _MIN_RUN_S = 120  # Slurm may send the signal a minute early, and starting takes up to a minute
@@ -409,12 +409,7 @@ def _report(job: JobRecord, place: JobPlace, *, as_json: bool) -> None:
             "name": job.name,
             "run_dir": place.run_dir,
         }
-        print(
-            json.dumps(
-                {**values, "script": place.script, "output": place.output, "follow": follow},
-                indent=1,
-            )
-        )
+        print_json({**values, "script": place.script, "output": place.output, "follow": follow})
         return
     print(
         f"job {job.job_id}, {job.name}, is queued" + (f" on {job.cluster}" if job.cluster else "")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections import Counter
@@ -27,6 +26,7 @@ from paceline.slurm.sweep import sweep_folder
 from paceline.slurm.sweep.definition import array_text
 from paceline.slurm.sweep.sweep_folder import Member
 from paceline.text import terminal
+from paceline.text.json_text import print_json
 from paceline.text.quoting import printable, word
 from paceline.text.wording import aligned, fold, shorten
 
@@ -215,7 +215,7 @@ def show(
     say_silent(rows.silent)
     elements = order(rows.elements, metric=metric, descending=descending)
     if as_json:
-        print(json.dumps([element.to_json() for element in elements], indent=1))
+        print_json([element.to_json() for element in elements])
         return EXIT_OK
     print(render(elements, parameters=sweep_record.parameters, metric=metric))
     sys.stdout.flush()

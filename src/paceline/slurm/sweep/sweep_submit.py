@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -33,6 +32,7 @@ from paceline.slurm.request import SubmitRequest
 from paceline.slurm.sweep import definition, definition_file, sweep_folder, sweep_rows
 from paceline.slurm.sweep.definition import Element, Sweep
 from paceline.text import terminal
+from paceline.text.json_text import print_json
 from paceline.text.quoting import printable, word
 from paceline.text.wording import has_or_have
 
@@ -179,7 +179,7 @@ def report(job: JobRecord, folder: Path, selection: Sweep, as_json: bool) -> Non
             for element in selection.elements
         ]
         values = {"job_id": job.job_id, "cluster": job.cluster, "name": job.name}
-        print(json.dumps({**values, "sweep": str(folder), "elements": rows}, indent=1))
+        print_json({**values, "sweep": str(folder), "elements": rows})
         return
     on = f" on {job.cluster}" if job.cluster else ""
     limit = f", {selection.parallel} at a time" if selection.parallel else ""
