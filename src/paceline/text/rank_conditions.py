@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -77,6 +77,10 @@ class Assignment(Protocol):
 class Names(Protocol):
     """What is known about the names of a script."""
 
+    @property
+    def counted_up(self) -> Set[str]:
+        """Names to which something is added: ``i += dist.get_world_size()``."""
+
     def assigned(self, name: str, at: ast.AST) -> Sequence[Assignment]:
         """Return the assignments to a name that are visible from a node."""
 
@@ -100,6 +104,7 @@ class TreeNames:
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict, repr=False)
     # the assignments to each plain name
     values: dict[str, list[OneAssignment]] = field(default_factory=dict, repr=False)
+    counted_up: set[str] = field(default_factory=set, repr=False)  # names with ``+=``
 
     @classmethod
     def of(cls, tree: ast.AST) -> TreeNames:
@@ -110,6 +115,8 @@ class TreeNames:
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     names.values.setdefault(dotted(target), []).append(OneAssignment(node.value))
+            elif isinstance(node, ast.AugAssign):
+                names.counted_up.add(dotted(node.target))
         return names
 
     def assigned(self, name: str, at: ast.AST) -> Sequence[Assignment]:
@@ -283,7 +290,7 @@ def _meant(names: Names, node: ast.expr) -> ast.expr:
     others = [value for value in values if value not in ranks]
     if not ranks or any(constant(other) is ... for other in others):
         return node
-    return node if _is_counted_up(names, node) else ranks[0]
+    return node if node.id in names.counted_up else ranks[0]
 
 
 def _is_own_rank(names: Names, value: ast.expr) -> bool:
@@ -291,15 +298,6 @@ def _is_own_rank(names: Names, value: ast.expr) -> bool:
     if not is_rank(names, value) or any(text.islower() for text in _texts(value)):
         return False
     return _OWN_RANK.fullmatch(ast.unparse(value)) is not None
-
-
-def _is_counted_up(names: Names, node: ast.Name) -> bool:
-    """Return whether something is added to a name: ``i += dist.get_world_size()``."""
-    *_, root = (node, *names.up(node))
-    return any(
-        isinstance(part, ast.AugAssign) and dotted(part.target) == node.id
-        for part in ast.walk(root)
-    )
 
 
 def _of_call(names: Names, test: ast.Call) -> Sides | None:

@@ -182,12 +182,14 @@ def _may_shard(
 
 def _is_filled(script: Script, name: str) -> bool:
     """Return whether elements of a name are assigned, or another rank sends them."""
-    stores = [node for node in script.nodes if isinstance(node, ast.Subscript)]
-    is_stored = any(
-        isinstance(node.ctx, ast.Store) and dotted(node.value) == name for node in stores
-    )
+    filled = script.cached("filled", lambda: {dotted(node.value) for node in _stores(script)})
     senders = [*script.calls_of("scatter"), *script.calls_of("recv"), *script.calls_of("copy_")]
-    return is_stored or bool(senders)
+    return name in filled or bool(senders)
+
+
+def _stores(script: Script) -> list[ast.Subscript]:
+    subscripts = [node for node in script.nodes if isinstance(node, ast.Subscript)]
+    return [node for node in subscripts if isinstance(node.ctx, ast.Store)]
 
 
 def _call_may_shard(

@@ -155,6 +155,11 @@ class Script:
         )
 
     @cached_property
+    def counted_up(self) -> set[str]:
+        """The names to which something is added (``step += 1``)."""
+        return {dotted(node.target) for node in self.nodes if isinstance(node, ast.AugAssign)}
+
+    @cached_property
     def values(self) -> dict[str, list[Assigned]]:
         """Every assignment of the file by its dotted target (``model``, ``self.model``)."""
         values: dict[str, list[Assigned]] = defaultdict(list)

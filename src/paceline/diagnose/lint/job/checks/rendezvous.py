@@ -119,12 +119,14 @@ def _no_node_count(case: Case, launch: Launch, step_nodes: int) -> Iterator[Find
 
 def _alone(case: Case, launch: Launch, node_range: tuple[int, int] | None) -> Iterator[Finding]:
     """Find a launcher that expects several nodes and runs on one."""
-    if node_range is None or node_range[0] < 2:
+    if node_range is None or node_range[0] < 2 or not _runs_on_one_node(case, launch):
         return
-    if _runs_on_one_node(case, launch) and not _may_be_one_of_several(case, launch):
-        if node_range[0] == case.shape(launch).tasks and _has_own_gpu(case, launch):
-            return
+    if _may_be_one_of_several(case, launch):
+        return
+    if case.shape(launch).tasks != node_range[0]:
         yield _mismatch(case, launch, node_range, 1)
+    elif not _has_own_gpu(case, launch):
+        yield _several_on_one_node(case, launch, node_range[0])
 
 
 def _has_own_gpu(case: Case, launch: Launch) -> bool:
@@ -166,20 +168,6 @@ def _mismatch(case: Case, launch: Launch, node_range: tuple[int, int], nodes: in
     least, most = node_range
     count = str(least) if least == most else f"{least}:{most}"
     allocation = "the job" if nodes == case.job.nodes else "this step"
-    tasks = case.shape(launch).tasks if launch.call.step else None
-    if tasks == least == most and tasks > nodes:
-        return case.finding(
-            "torchrun-nnodes-mismatch",
-            f"srun starts {tasks} launchers on {nodes} node{'s' if nodes > 1 else ''}, and each"
-            " takes itself for a node",
-            line=case.line_of(launch, *_texts(launch, "nnodes")),
-            more=[case.directive_line("ntasks-per-node", "ntasks")],
-            why="the processes of each begin with local rank 0: several take the same GPU",
-            fix=(
-                f"#SBATCH --ntasks-per-node=1, {name}={nodes} and --nproc_per_node={tasks // nodes}"
-            ),
-            severity=case.severity(launch),
-        )
     return case.finding(
         "torchrun-nnodes-mismatch",
         f"{name} is {count}, {allocation} has {nodes} node" + ("s" if nodes > 1 else ""),
@@ -187,6 +175,19 @@ def _mismatch(case: Case, launch: Launch, node_range: tuple[int, int], nodes: in
         more=[case.directive_line("nodes")],
         why="the launcher waits for nodes that never come, or turns nodes away",
         fix=f"{name}=$SLURM_NNODES",
+        severity=case.severity(launch),
+    )
+
+
+def _several_on_one_node(case: Case, launch: Launch, tasks: int) -> Finding:
+    name = option(launch, "nnodes")
+    return case.finding(
+        "torchrun-nnodes-mismatch",
+        f"srun starts {tasks} launchers on 1 node, and each takes itself for a node",
+        line=case.line_of(launch, *_texts(launch, "nnodes")),
+        more=[case.directive_line("ntasks-per-node", "ntasks")],
+        why="the processes of each begin with local rank 0: several take the same GPU",
+        fix=f"#SBATCH --ntasks-per-node=1, {name}=1 and --nproc_per_node={tasks}",
         severity=case.severity(launch),
     )
 
