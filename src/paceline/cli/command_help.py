@@ -269,6 +269,6 @@ def _write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
 def show(result: Any, as_json: bool) -> None:
     """Print the result of a command as text or JSON: a page, an answer, a report."""
     if as_json:
-        print_json(result.to_json())
+        print_json(result)
     else:
         terminal.show(result.render())

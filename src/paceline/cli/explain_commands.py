@@ -63,7 +63,7 @@ def EXPLAIN(subject: str, makes_bundle: bool, output: Path | None, as_json: bool
             answer = explain.explain(subject)
         except PacelineError as error:
             if as_json:
-                print_json({"findings": [error.finding.to_json()]})
+                print_json({"findings": [error.finding]})
             raise
         show(answer, as_json)
         return answer.exit_status
@@ -88,7 +88,7 @@ def _bundle(subject: str, output: Path | None, as_json: bool) -> int:
 
     written = bundle.bundle(subject, output)
     if as_json:
-        print_json(written.to_json())
+        print_json(written)
         return EXIT_OK
     print(written.summary(), file=sys.stderr)
     print(display_path(written.path))

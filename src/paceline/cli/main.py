@@ -121,11 +121,10 @@ def _verify(path: Path, as_json: bool) -> Action:
             if not as_json:
                 raise
             # A program that asks for data gets a damaged checkpoint as an answer, on stdout.
-            findings = [error.finding.to_json()]
-            _print_json({"path": str(folder), "whole": False, "findings": findings})
+            _print_json({"path": folder, "whole": False, "findings": [error.finding]})
             return error.exit_status
         if as_json:
-            _print_json({"path": str(folder), "whole": True, "findings": []})
+            _print_json({"path": folder, "whole": True, "findings": []})
         else:
             print(f"whole: {folder} ({len(manifest.files)} files, {manifest.num_bytes:,} bytes)")
         return EXIT_OK
@@ -387,7 +386,7 @@ def _translate(command: tuple[str, ...], as_json: bool) -> Action:
 
         translated = translate.translate(command)
         if as_json:
-            _print_json(translated.to_json())
+            _print_json(translated)
             return EXIT_OK
         print(translated.line)
         for note in translated.notes:

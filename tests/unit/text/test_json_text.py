@@ -2,6 +2,8 @@
 
 import json
 import math
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -37,10 +39,21 @@ def test_finite_data_are_printed_as_python_does():
     assert json_text(values, indent=None) == json.dumps(values)
 
 
-def test_a_command_prints_null(capsys):
-    class Answer:
-        def to_json(self):
-            return {"loss": math.nan}
+@dataclass
+class Inner:
+    path: Path
+    loss: float
 
-    command_help.show(Answer(), True)
-    assert parsed(capsys.readouterr().out) == {"loss": None}
+
+@dataclass
+class Outer:
+    hidden: int
+    inner: Inner
+
+    def to_json(self):
+        return {"inner": [self.inner]}
+
+
+def test_a_dataclass_is_an_object(capsys):
+    command_help.show(Outer(1, Inner(Path("a"), math.nan)), True)
+    assert parsed(capsys.readouterr().out) == {"inner": [{"path": "a", "loss": None}]}

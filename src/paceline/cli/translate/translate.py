@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from paceline import env
 from paceline.cli.translate import command as command_line
@@ -85,10 +84,6 @@ class TranslatedLine:
     line: str  # the line to paste
     environment: Mapping[str, str]  # variables that it sets for the ranks
     notes: tuple[str, ...]  # options without a counterpart, and steps left to the user
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the line as a dictionary for JSON."""
-        return asdict(self)
 
 
 def render(command: LauncherCommand, translated: Translated) -> TranslatedLine:

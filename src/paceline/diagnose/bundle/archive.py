@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from paceline import env
 from paceline.diagnose import catalogue, doctor
@@ -264,11 +264,6 @@ class Bundle:
     names: tuple[str, ...]  # the files in it
     left_out: tuple[LeftOut, ...]  # what is not in it
     replaced: tuple[str, ...]  # what was replaced in the texts, such as ``3 secrets``
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
-        values = asdict(self)
-        return {**values, "path": str(self.path)}
 
     def summary(self) -> str:
         """Return what the archive holds, and what to do with it."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.codes import CODES
 
@@ -62,10 +61,6 @@ class Page:
         return tuple(
             zip(SECTIONS, (self.what, self.why, self.fix, self.wrong, listed), strict=True)
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the page as plain data."""
-        return asdict(self)
 
     def markdown(self) -> str:
         """Return the page as Markdown, without its title."""

@@ -71,10 +71,7 @@ def report(
     comparisons, findings = _compared(runs, most_grown)
     status = _exit_status(findings)
     if as_json:
-        compared = {
-            "comparisons": [comparison.to_json() for comparison in comparisons],
-            "findings": [finding.to_json() for finding in findings],
-        }
+        compared = {"comparisons": comparisons, "findings": findings}
         written = {"runs": [to_json(run) for run in runs], **(compared if most_grown else {})}
         print_json(written)
         return status
@@ -181,7 +178,7 @@ def to_json(run: ReportedRun) -> dict[str, Any]:
             }
             for row in rows
         ],
-        "findings": [finding.to_json() for finding in run.findings],
+        "findings": list(run.findings),
         "environment": dict(run.environment),
         "notes": list(run.notes),
     }

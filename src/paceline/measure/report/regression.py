@@ -8,8 +8,7 @@ hours.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from paceline.errors import Finding
 from paceline.measure import intervals
@@ -31,10 +30,6 @@ class RunComparison:
     what: str  # the figure, in words
     ratio: Interval | None = None  # second to first; None if it is unknown
     unknown: str = ""  # why it is unknown
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the comparison as plain data."""
-        return asdict(self)
 
 
 def compare_speed(first: ReportedRun, second: ReportedRun) -> RunComparison:

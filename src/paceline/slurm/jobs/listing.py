@@ -102,7 +102,7 @@ def _list(places: Sequence[Path], *, as_json: bool, limit: int | None) -> int:
     sweep_rows.say_silent(silent)
     table_rows = [values for entry in entries if (values := row_of(entry, states)) is not None]
     if as_json:
-        print_json([values.to_json() for values in table_rows])
+        print_json(table_rows)
     elif table_rows:
         print(render([values.row for values in table_rows]))
     else:
@@ -124,10 +124,8 @@ class _TableRow:
     elements: tuple[sweep_rows.ElementRow, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        values = self.row.to_json()
-        if self.elements:
-            values["elements"] = [element.to_json() for element in self.elements]
-        return values
+        elements = {"elements": self.elements} if self.elements else {}
+        return {**self.row.to_json(), **elements}
 
 
 def row_of(entry: JobEntry, states: States) -> _TableRow | None:

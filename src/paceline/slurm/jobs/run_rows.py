@@ -52,9 +52,8 @@ class RunRow:
     is_alive: bool = False  # whether the run waits in the queue or runs
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row as plain data; a loss that is not finite becomes None."""
-        loss = self.loss if self.loss is not None and math.isfinite(self.loss) else None
-        values = {**asdict(self), "loss": loss}
+        """Return the row as plain data."""
+        values = asdict(self)
         del values["is_alive"]  # the state says it
         return values
 

@@ -58,13 +58,8 @@ class ElementRow:
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as plain data."""
-        metric = self.metric if self.metric is not None and math.isfinite(self.metric) else None
-        return {
-            "index": self.index,
-            "values": dict(self.values),
-            **self.row.to_json(),
-            "metric": metric,
-        }
+        first = {"index": self.index, "values": dict(self.values)}
+        return {**first, **self.row.to_json(), "metric": self.metric}
 
 
 @dataclass(frozen=True)
@@ -215,7 +210,7 @@ def show(
     say_silent(rows.silent)
     elements = order(rows.elements, metric=metric, descending=descending)
     if as_json:
-        print_json([element.to_json() for element in elements])
+        print_json(elements)
         return EXIT_OK
     print(render(elements, parameters=sweep_record.parameters, metric=metric))
     sys.stdout.flush()

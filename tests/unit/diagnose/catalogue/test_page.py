@@ -7,6 +7,7 @@ import pytest
 
 from paceline.diagnose.catalogue import shelf
 from paceline.diagnose.catalogue.shelf import PageError, parse
+from paceline.text.json_text import json_text
 
 TEXT = """# port-in-use
 
@@ -43,7 +44,7 @@ def test_a_text_is_parsed_into_its_sections():
 
 
 def test_a_page_is_plain_data_as_json():
-    content = json.loads(json.dumps(parse(TEXT, "port-in-use").to_json()))
+    content = json.loads(json_text(parse(TEXT, "port-in-use")))
     assert list(content) == ["code", "name", "what", "why", "fix", "wrong", "references"]
     assert content["wrong"].startswith("- Never")
 
