@@ -90,9 +90,7 @@ class _Linter:
         return judge_case(case, programs, here())
 
     def _program(self, path: str) -> Program | None:
-        """Return the expectations of a script that a job starts; it is checked once if several jobs
-        start it.
-        """
+        """Return the expectations of a script that jobs start; it is checked once."""
         key = os.path.normpath(path)
         if key not in self._programs:
             source = read(path)

@@ -15,9 +15,7 @@ _COMMENT = re.compile(r"#\s*paceline:\s*ignore[ :=]+([\w,\s-]+)")
 
 
 def ignored(source: str) -> tuple[frozenset[str], dict[int, frozenset[str]]]:
-    """Return the finding names that are ignored in the whole file, and those ignored on single
-    lines.
-    """
+    """Return the finding names that are ignored in the whole file, and those by their lines."""
     everywhere: set[str] = set()
     by_line: dict[int, set[str]] = {}
     if "paceline:" not in source:

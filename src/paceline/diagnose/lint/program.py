@@ -7,13 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Where a script takes a number from.
-CONSTANT, ARGUMENT, VARIABLE, ALL_GPUS, ALL_CPUS = (
-    "constant",
-    "argument",
-    "variable",
-    "all GPUs",
-    "all CPUs",
-)
+CONSTANT, ARGUMENT, VARIABLE = "constant", "argument", "variable"
+ALL_GPUS, ALL_CPUS = "all GPUs", "all CPUs"
 
 
 @dataclass(frozen=True)

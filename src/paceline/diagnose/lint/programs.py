@@ -25,10 +25,7 @@ _ABOVE = 3
 
 
 def started(case: Case, candidates: Sequence[str]) -> dict[str, str]:
-    """Return the paths of the training scripts that a job starts, by their names in its launches.
-
-    Files on the command line are preferred.
-    """
+    """Return the paths of the scripts that a job starts, by their names in its launches."""
     programs: dict[str, str] = {}
     for launch in case.training:
         if launch.program and launch.program not in programs and len(programs) < MOST_PROGRAMS:
@@ -78,9 +75,7 @@ def _names(launch: Launch) -> list[str]:
 
 
 def _ends_with(path: str, name: str) -> bool:
-    """Return whether a path may be that of a program: the shorter path is the end of the longer
-    one.
-    """
+    """Return whether a path may be that of a program: one is the end of the other."""
     pairs = zip(reversed(_parts(path)), reversed(_parts(name)), strict=False)
     return path.endswith(".py") and all(part == other for part, other in pairs)
 
@@ -99,9 +94,7 @@ def _candidates(case: Case, launch: Launch, name: str) -> Iterator[str]:
 
 
 def _elsewhere(base: str, name: str) -> Iterator[str]:
-    """Yield an absolute path, and its ends below another folder, for a project at another
-    location.
-    """
+    """Yield an absolute path, and its ends below another folder: the project may be elsewhere."""
     yield name
     parts = _parts(name)
     for start in range(len(parts) - 1):
@@ -111,9 +104,7 @@ def _elsewhere(base: str, name: str) -> Iterator[str]:
 
 
 def _bases(case: Case) -> Iterator[str]:
-    """Yield folders from which the job may be submitted: this one if it contains the job, and the
-    job's parents.
-    """
+    """Yield folders from which a job may be submitted: this one if it is in it, its parents."""
     if not os.path.isabs(case.name) and not os.path.normpath(case.name).startswith(".."):
         yield os.getcwd()
     folder = os.path.dirname(os.path.abspath(case.name))

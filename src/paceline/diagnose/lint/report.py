@@ -63,9 +63,7 @@ class LintReport:
         return {"findings": [finding.to_json() for finding in self.findings]}
 
     def render(self) -> str:
-        """Return the findings as text by file; among several files, those without findings are only
-        counted.
-        """
+        """Return the findings as text by file; files without one are only counted."""
         if len(self.files) == 1 and not self.findings:
             return f"{self.files[0].name}: nothing found"
         paragraphs = ["\n\n".join(_paragraphs(file)) for file in self.files if file.findings]

@@ -33,7 +33,8 @@ versions     compare versions of libraries by their first two parts: a patch rel
 from __future__ import annotations
 
 from paceline.diagnose.variables.description import describe
+from paceline.diagnose.variables.families import distance
 from paceline.diagnose.variables.gather import gather_settings
 from paceline.diagnose.variables.judge import judge_settings
 
-__all__ = ["describe", "gather_settings", "judge_settings"]
+__all__ = ["describe", "distance", "gather_settings", "judge_settings"]

@@ -120,10 +120,7 @@ class Case:
         return processes(launch, self.shape(launch), self.symbols)
 
     def has_cpus_of_all_tasks(self, launch: Launch) -> bool:
-        """Return whether a launch runs in the batch shell of several tasks.
-
-        The batch shell has the CPUs of all tasks on its node.
-        """
+        """Return whether a launch runs in the batch shell, which has the CPUs of several tasks."""
         return launch.call.step is None and (self.job.ntasks or 1) > (self.job.nodes or 1)
 
     def program(self, launch: Launch) -> Program | None:

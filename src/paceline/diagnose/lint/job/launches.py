@@ -221,6 +221,8 @@ def _from_environment(
 
 # how often and where
 
+_Spread = tuple[int | None, int | None]  # nodes, and tasks on each of them
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -286,7 +288,7 @@ def _step_gpus(job: AllocatedJob, step: WrappedStart, tasks: int | None) -> int 
     return job.gpus_per_node
 
 
-def _spread(job: AllocatedJob, step: WrappedStart) -> tuple[int | None, int | None]:
+def _spread(job: AllocatedJob, step: WrappedStart) -> _Spread:
     """Return the nodes of a step and its tasks on each of them, None for unknown numbers."""
     options = step.options
     if "ntasks-per-node" in options:
@@ -301,9 +303,7 @@ def _spread(job: AllocatedJob, step: WrappedStart) -> tuple[int | None, int | No
     return None if "nodelist" in options else job.nodes, job.tasks_per_node
 
 
-def _spread_per_node(
-    job: AllocatedJob, options: Mapping[str, str]
-) -> tuple[int | None, int | None]:
+def _spread_per_node(job: AllocatedJob, options: Mapping[str, str]) -> _Spread:
     """Return the nodes and tasks per node of a step with ``--ntasks-per-node``."""
     per_node = number(options["ntasks-per-node"])
     if "nodes" in options:
@@ -313,9 +313,7 @@ def _spread_per_node(
     return _divided(total, per_node) if total and per_node else job.nodes, per_node
 
 
-def _spread_in_total(
-    job: AllocatedJob, options: Mapping[str, str]
-) -> tuple[int | None, int | None]:
+def _spread_in_total(job: AllocatedJob, options: Mapping[str, str]) -> _Spread:
     """Return the nodes and tasks per node of a step with ``--ntasks`` only."""
     total = number(options["ntasks"])
     nodes = number(options.get("nodes", ""))
@@ -339,10 +337,8 @@ def counts_gpus(symbols: Symbols, text: str) -> bool:
     symbol = symbols.only(text)
     if symbol is None:
         return False
-    return bool(_COUNTS_GPUS.search(symbol.command)) or symbol.name in (
-        "SLURM_GPUS_ON_NODE",
-        "SLURM_GPUS_PER_TASK",
-    )
+    is_set_by_slurm = symbol.name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK")
+    return is_set_by_slurm or bool(_COUNTS_GPUS.search(symbol.command))
 
 
 def processes(launch: Launch, spread: Shape, symbols: Symbols) -> int | None:
@@ -357,8 +353,6 @@ def processes(launch: Launch, spread: Shape, symbols: Symbols) -> int | None:
         return _share(text, launch.says.get("nnodes", "1"))
     if text in ("gpu", "auto", "-1") or counts_gpus(symbols, text):
         return spread.gpus
-    if launch.kind == "fabric run" and re.fullmatch(r"\d+(,\d+)+,?", text):
-        return len([part for part in text.split(",") if part])
     return number(text) if constant(text) else None
 
 

@@ -89,9 +89,7 @@ _PLUGIN_OPTIONS_WITH_VALUE = names(
 
 
 def canonical(typed: str, table: Mapping[str, tuple[str, str]] = SBATCH) -> str:
-    """Return the long name of a long, short or uniquely abbreviated form, empty if there is
-    none.
-    """
+    """Return the long name of a long, short or uniquely abbreviated form, empty without one."""
     if typed in table:
         return typed
     if typed in _ALIASES:

@@ -14,7 +14,6 @@ _PYTHON_2 = re.compile(
     r"Missing parentheses in call to|multiple exception types must be|leading zeros in decimal"
 )
 _NOTEBOOK = re.compile(r"^\s*[%!]\w")
-_TEMPLATE = re.compile(r"\{\{.*\}\}|\{%.*%\}")
 # Syntax of later Python than that which runs lint; the job's Python may read it.
 _NEWER = re.compile(
     r"^\s*(type\s+\w+|def\s+\w+\[|class\s+\w+\[|except\s*\*|(async\s+)?with\s*\()|\bf[\"']"
@@ -26,9 +25,7 @@ _MAX_CHARACTERS = 4_000_000
 
 
 def read(source: str, name: str) -> Script | Finding | None:
-    """Return the parsed file, a finding if it is not Python, or None if it is too deep, too long or
-    irrelevant.
-    """
+    """Parse a file; a finding if it is not Python, None if it is too deep, long or irrelevant."""
     if len(source) > _MAX_CHARACTERS:
         return None
     try:
@@ -67,8 +64,6 @@ def _reason(message: str, line: str) -> str:
         return "this is Python 2, which no PyTorch that is still maintained runs on"
     if _NOTEBOOK.search(line):
         return "lines with % or ! belong to a notebook; a script cannot have them"
-    if _TEMPLATE.search(line):
-        return "this looks like a template that was not filled in"
     return "every rank would end at once with this error"
 
 

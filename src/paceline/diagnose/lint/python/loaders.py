@@ -347,9 +347,7 @@ _ADOPT = words_of(
 
 
 def runs_in_parallel(script: Script, node: ast.AST) -> bool:
-    """Return whether a node runs in the ranks, not in a single-process branch or the parent of
-    ``mp.spawn``.
-    """
+    """Return whether a node runs in the ranks, not in one process or the parent of ``mp.spawn``."""
     return not runs_alone(script, node) and not _is_of_the_starter(script, node)
 
 

@@ -112,9 +112,7 @@ def _of_conditional(script: Script, node: ast.IfExp, at: ast.AST | None, depth: 
 
 
 def _until(script: Script, values: list[Assigned], at: ast.AST) -> list[Assigned]:
-    """Drop later assignments of the same function: ``raw = model`` before ``model =
-    DDP(model)``.
-    """
+    """Drop later assignments of a function: ``raw = model`` before ``model = DDP(model)``."""
     line = getattr(at, "lineno", 0)
     before = [
         v
@@ -202,9 +200,7 @@ def is_sharded_run(script: Script) -> bool:
 
 
 def names_of(script: Script, *wanted_kinds: str) -> dict[str, list[Assigned]]:
-    """Return the dotted names to which an object of one of the kinds is assigned, with those
-    assignments.
-    """
+    """Return the names to which objects of these kinds are assigned, with the assignments."""
     names: dict[str, list[Assigned]] = {}
     for name, values in script.values.items():
         assignments = [

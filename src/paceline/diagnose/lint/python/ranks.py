@@ -40,11 +40,8 @@ class RankBlock:
 
 
 def rank_block(script: Script, node: ast.AST) -> RankBlock | None:
-    """Return the innermost block of its function around a node that only some ranks enter, or
-    None.
-    """
-    block: RankBlock | None = script.nearest("rank block", node, _enclosing)
-    return block
+    """Return the innermost block around a node, in its function, that only some ranks enter."""
+    return script.nearest("rank block", node, _enclosing)
 
 
 def _enclosing(script: Script, parent: ast.AST, child: ast.AST) -> tuple[RankBlock | None] | None:
@@ -129,9 +126,7 @@ def called_by_some_only(script: Script, function: Function, depth: int = 0) -> b
 
 
 def in_rank_block(script: Script, node: ast.AST, depth: int = 0) -> bool:
-    """Return whether only some ranks reach a node, by a block around it or around all calls of its
-    function.
-    """
+    """Return whether only some ranks reach a node, or all calls of its function."""
     if rank_block(script, node):
         return True
     function = script.function(node)

@@ -358,9 +358,7 @@ def parameters(scope: ast.AST) -> set[str]:
 
 
 def inside(node: ast.AST, *, functions: bool = False) -> Iterator[ast.AST]:
-    """Yield a node and its descendants in the order of the text, without the bodies of inner
-    functions by default.
-    """
+    """Yield a node and its descendants in the order of the text, by default not inner functions."""
     stack = [node]
     while stack:
         current = stack.pop()

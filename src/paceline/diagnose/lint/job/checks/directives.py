@@ -152,19 +152,10 @@ def _alike(typed: str, near: str) -> bool:
 
 
 def _one_off(left: str, right: str) -> bool:
+    from paceline.diagnose.variables import distance
+
     # Short names are all within two edits of each other.
-    if abs(len(left) - len(right)) > 2 or min(len(left), len(right)) < 4:
-        return False
-    # Levenshtein's distance, of which only the last row is kept.
-    rows = list(range(len(right) + 1))
-    for at, char in enumerate(left, 1):
-        before, rows[0] = rows[0], at
-        for to, other in enumerate(right, 1):
-            before, rows[to] = (
-                rows[to],
-                min(rows[to] + 1, rows[to - 1] + 1, before + (char != other)),
-            )
-    return rows[-1] <= 2
+    return min(len(left), len(right)) >= 4 and distance(left, right, 2) <= 2
 
 
 def duplicate_option(case: Case) -> Iterator[Finding]:

@@ -25,8 +25,7 @@ _EXPECTS_FAILURE = re.compile(r"raises|assertRaises|assertWarns")
 
 
 def collective_in_rank_block(script: Script) -> Iterator[Finding]:
-    """Find collective calls that only some ranks reach: the other ranks never join, and the run
-    hangs.
+    """Find collective calls that only some ranks reach: the others never join, the run hangs.
 
     Nothing is reported if both branches make a call of the same kind, if another block of the other
     ranks makes it (the idiom in which rank 0 goes first), for calls within a subgroup, and in
@@ -63,8 +62,7 @@ def _find_partial_collectives(script: Script) -> list[tuple[ast.Call, Collective
 def _paired(
     script: Script, partial_calls: list[tuple[ast.Call, Collective, RankBlock]]
 ) -> set[ast.Call]:
-    """Return the calls that blocks of other ranks match: ``if rank != 0: barrier()``, later ``if
-    rank == 0: ...``.
+    """Return the calls that blocks of other ranks match: ``if rank != 0: barrier()``.
 
     Calls are paired within their function first, where ``rank == 0`` can also match ``rank == 1``;
     the remaining calls are paired over the whole file.

@@ -209,8 +209,7 @@ def _is_foreign(script: Script, call: ast.Call) -> bool:
 
 
 def sampler_missing(script: Script) -> Iterator[Finding]:
-    """Find training DataLoaders that are not sharded in a distributed run: every rank reads all
-    samples.
+    """Find training DataLoaders that are not sharded: every rank reads all samples.
 
     Nothing is reported for iterable datasets, data that depends on the rank, and loaders that a
     framework prepares.
@@ -324,8 +323,7 @@ def _is_guarded(script: Script, node: ast.AST) -> bool:
 
 
 def download_on_global_rank_only(script: Script) -> Iterator[Finding]:
-    """Find downloads by global rank 0 only: the data is missing on other nodes whose folder is not
-    shared.
+    """Find downloads by global rank 0 only: nodes that do not share the folder lack the data.
 
     The severity is a warning if the folder is local to a node (/tmp, $TMPDIR), else a hint, since a
     shared file system is fine.
@@ -467,9 +465,7 @@ def workers_not_persistent(script: Script) -> Iterator[Finding]:
 
 
 def _is_map_style(script: Script, call: ast.Call) -> bool:
-    """Return whether a DataLoader has an order (shuffle or sampler), which torch refuses for
-    streams.
-    """
+    """Return whether a DataLoader has an order (shuffle, sampler), which streams cannot have."""
     return (
         constant(argument(call, "shuffle", 2)) is True
         or loaders.sampler_of(script, call) is not None

@@ -19,9 +19,7 @@ _OLD_FUNCTIONS = {**public_names.OLD_TORCH, **public_names.GONE_FROM_TORCH}
 
 
 def deprecated_name(script: Script) -> Iterator[Finding]:
-    """Find names that are deprecated (a hint) or removed (a warning); files with relative imports
-    are skipped.
-    """
+    """Find names that are deprecated (a hint) or removed (a warning)."""
     # A module with relative imports belongs to a package, often a library for several releases.
     if any(full.startswith(".") for full in script.imports.values()):
         return

@@ -107,9 +107,7 @@ def gradients_not_averaged(script: Script) -> Iterator[Finding]:
 
 
 def _is_api(parent: ast.AST | None) -> bool:
-    """Return whether a name stands before an attribute of DDP other than its forward, or is given
-    to what saves and loads.
-    """
+    """Return whether a name is saved, loaded, or stands before an attribute of DDP."""
     if isinstance(parent, ast.Call):
         return re.search(r"save|load|resume|ckpt|checkpoint", last(parent)) is not None
     return (
@@ -193,9 +191,7 @@ def _names(script: Script) -> set[str]:
 
 
 def _accumulating(script: Script) -> Iterator[tuple[ast.For, ast.If]]:
-    """Yield loops that call backward in each iteration and the optimizer's step only in every
-    nth, with the branch of the step.
-    """
+    """Yield loops that step the optimizer only in every nth iteration, with that branch."""
     for loop in _loops(script):
         for statement in loop.body:
             if isinstance(statement, ast.If) and _is_boundary(script, loop, statement):
@@ -227,32 +223,15 @@ def _loops(script: Script) -> list[ast.For]:
 
 
 def _every_nth(test: ast.expr) -> bool:
+    # `(batch + 1) % n == 0`; `% 1` holds for every batch.
     for node in ast.walk(test):
-        # `(batch + 1) % n == 0`; `% 1` holds for every batch.
-        if (
-            isinstance(node, ast.Compare)
-            and isinstance(node.left, ast.BinOp)
-            and isinstance(node.left.op, ast.Mod)
-        ):
-            return (
-                constant(node.left.right) != 1
-                and constant(node.comparators[0]) is not ...
-                and _is_equal(node)
-            )
-        # `batch % n == n - 1`
-        if isinstance(node, ast.Compare) and isinstance(node.comparators[0], ast.BinOp):
-            mod = node.comparators[0]
-            if (
-                isinstance(node.left, ast.BinOp)
-                and isinstance(node.left.op, ast.Mod)
-                and isinstance(mod.op, ast.Sub)
-            ):
-                return _is_equal(node)
+        left = node.left if isinstance(node, ast.Compare) else None
+        if isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod):
+            assert isinstance(node, ast.Compare)
+            is_equal = isinstance(node.ops[0], ast.Eq)
+            is_constant = constant(node.comparators[0]) is not ...
+            return is_equal and is_constant and constant(left.right) != 1
     return False
-
-
-def _is_equal(node: ast.Compare) -> bool:
-    return isinstance(node.ops[0], ast.Eq)
 
 
 def _is_step(script: Script, node: ast.AST, pattern: re.Pattern[str]) -> bool:
@@ -265,8 +244,7 @@ def _is_step(script: Script, node: ast.AST, pattern: re.Pattern[str]) -> bool:
 
 
 def scheduler_stepped_n_times(script: Script) -> Iterator[Finding]:
-    """Find schedulers that are stepped once per rank or micro-batch instead of once per optimizer
-    step.
+    """Find schedulers that are stepped for each rank or micro-batch, not each optimizer step.
 
     Accelerate steps a prepared scheduler once per process at each call, which is right for
     schedules in single-process batches and wrong for schedules in epochs.

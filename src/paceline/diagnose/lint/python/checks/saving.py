@@ -39,8 +39,7 @@ _WAITS_FOR_NOBODY = (
 
 
 def save_on_every_rank(script: Script) -> Iterator[Finding]:
-    """Find torch.save calls in which every rank writes the same file, possibly while another rank
-    reads it.
+    """Find torch.save calls in which every rank writes the same file.
 
     Nothing is reported if the path contains the rank, if a rank condition is around the call or
     around all calls of its function, and if the file does not set up several ranks itself.
@@ -318,9 +317,7 @@ def _distinguishes(node: ast.AST, name: str) -> bool:
 
 
 def _is_unwrapped_before(script: Script, name: str, call: ast.Call) -> bool:
-    """Return whether the name is also assigned the model itself, by assignments that end in
-    ``.module``.
-    """
+    """Return whether the name is also assigned the model itself (``.module``)."""
     # torch's function that takes `module.` off the keys, at saving or loading.
     if script.calls_of("consume_prefix_in_state_dict_if_present"):
         return True
