@@ -16,13 +16,17 @@ site      read from ``slurm.conf`` which resources a job must request on this ma
 from __future__ import annotations
 
 import os.path
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from paceline.diagnose.lint.files import SourceFile, is_job, is_python, not_judged, read
 from paceline.diagnose.lint.ignore import unsuppressed
 from paceline.diagnose.lint.program import Program
 from paceline.diagnose.lint.report import CheckedFile, LintReport
 from paceline.errors import Finding
+
+if TYPE_CHECKING:
+    from paceline.diagnose.lint.job.case import Case
 
 __all__ = ["check_text", "lint", "read", "sbatch_option", "sbatch_options"]
 
@@ -87,7 +91,7 @@ class _Linter:
             program = self._program(path)
             if program is not None:
                 programs[called] = program
-        return judge_case(case, programs, here())
+        return [*judge_case(case, programs, here()), *_in_here_documents(case)]
 
     def _program(self, path: str) -> Program | None:
         """Return the expectations of a script that jobs start; it is checked once."""
@@ -100,6 +104,15 @@ class _Linter:
             if key not in map(os.path.normpath, self.names):
                 self.names.append(path)
         return self._programs[key].program
+
+
+def _in_here_documents(case: Case) -> Iterator[Finding]:
+    """Yield the findings of the Python that a job passes to its interpreter, on their lines."""
+    from paceline.diagnose.lint.python import examine
+
+    for program in case.trace.python:
+        findings, script = examine("\n" * (program.line - 1) + program.text, case.name)
+        yield from findings if script is not None else ()
 
 
 def sbatch_option(typed: str) -> tuple[str, str]:

@@ -232,10 +232,4 @@ def variables(case: Case) -> Iterator[Finding]:
             yield finding
 
 
-CHECKS = (
-    environment_on_one_node,
-    environment_synced,
-    conda_activate,
-    network_settings,
-    variables,
-)
+CHECKS = (environment_on_one_node, environment_synced, conda_activate, network_settings, variables)

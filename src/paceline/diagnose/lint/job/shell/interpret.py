@@ -39,7 +39,13 @@ from paceline.diagnose.lint.job.shell.values import (
     constant,
 )
 from paceline.diagnose.lint.job.shell.words import Word
-from paceline.diagnose.lint.job.shell.wrappers import WrappedStart, base_name, nested, peel
+from paceline.diagnose.lint.job.shell.wrappers import (
+    WrappedStart,
+    base_name,
+    nested,
+    peel,
+    runs_stdin,
+)
 
 # Functions that call each other twice would otherwise make the work exponential.
 MOST_COMMANDS = 2_000
@@ -381,6 +387,8 @@ class _Walker:
         if peeled.step is not None:
             inner = replace(inner, place=NODE, step=frame.step or peeled.step)
         env = {**self._env(), **assignments, **peeled.env}
+        if body is not None and body.is_verbatim and runs_stdin(peeled.args):
+            self.trace.python.append(Arg(body.raw, body.line))
         script = self._nested_script(peeled.args, body)
         if script is not None and frame.depth < MOST_NESTED:
             self._child(script, env, replace(inner, depth=frame.depth + 1))
@@ -398,8 +406,7 @@ class _Walker:
 
     def _submit(self, args: list[Arg], node: Simple, body: Word | None) -> None:
         if body is not None:
-            # <<'EOF', or no dollar in the text: nothing is expanded by the submitting shell.
-            quoted = all(part.kind == "text" for part in body.parts) and body.literal == body.raw
+            quoted = body.is_verbatim
             options = any(arg.text.startswith("-") for arg in args[1:])
             self.trace.submitted.append(Submitted("heredoc", body.raw, body.line, quoted, options))
         for before, word in zip([None, *node.words], node.words, strict=False):
@@ -443,9 +450,8 @@ class _Walker:
         words = [arg.text for arg in args if not arg.text.startswith("-")]
         if words and base_name(words[0]) in ("bash", "sh"):
             words = words[1:]
-        entry = None
-        if words:
-            entry = self.files.get(words[0]) or self.files.get(words[0].removeprefix("./"))
+        name = words[0] if words else ""
+        entry = self.files.get(name) or self.files.get(name.removeprefix("./"))
         return Arg(*entry) if entry else None
 
     def _run_text(self, text: str, line: int, frame: _Frame) -> None:

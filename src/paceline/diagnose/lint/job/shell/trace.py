@@ -74,5 +74,7 @@ class Trace:
     waits: bool = False  # True if the script waits for background programs
     # lines whose backslash is followed by blanks, in scripts inside the script
     broken: list[int] = field(default_factory=list)
+    # Python that the script writes into a here-document for the interpreter, as it is run
+    python: list[Arg] = field(default_factory=list)
     # job scripts that the script passes to ``sbatch``
     submitted: list[Submitted] = field(default_factory=list)

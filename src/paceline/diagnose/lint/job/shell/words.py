@@ -63,6 +63,11 @@ class Word:
     raw: str  # as it is written
 
     @property
+    def is_verbatim(self) -> bool:
+        """Whether a shell expands nothing in a here-document: <<'EOF', or no dollar in it."""
+        return self.literal == self.raw
+
+    @property
     def literal(self) -> str | None:
         """The text, None if a part is expanded."""
         if any(part.kind != "text" for part in self.parts):

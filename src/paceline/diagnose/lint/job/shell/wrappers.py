@@ -11,6 +11,7 @@ import os.path
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import dropwhile
 
 from paceline.diagnose.lint.job.sbatch_options import SRUN, canonical, names, takes_value
 from paceline.diagnose.lint.job.shell.values import Arg
@@ -20,6 +21,8 @@ _PROGRAM = re.compile(
     r"(?:[^=\s]*/)?(python[0-9.]*|torchrun|accelerate|accelerate-launch|deepspeed|ds|composer"
     r"|fabric|lightning|paceline|bash|sh|zsh|env|srun|numactl|time|nohup)$"
 )
+_PYTHON = re.compile(r"python[0-9.]*")
+_FLAGS = re.compile(r"-[a-zA-Z]*[^cm]")  # -c and -m name what is run
 # Wrappers whose options are skipped up to the first known program.
 _SEEKING = names(
     "apptainer singularity docker podman podman-hpc shifter enroot charliecloud ch-run conda mamba"
@@ -218,3 +221,11 @@ def nested(args: list[Arg]) -> Arg | None:
         if re.fullmatch(r"-[a-z]*c[a-z]*", text):
             return args[at + 1]
     return None
+
+
+def runs_stdin(args: list[Arg]) -> bool:
+    """Return whether Python runs what it reads, as ``python`` and ``python -u -`` do."""
+    if not _PYTHON.fullmatch(base_name(args[0].text)):
+        return False
+    words = (arg.text for arg in args[1:])
+    return next(dropwhile(_FLAGS.fullmatch, words), "-") == "-"

@@ -21,10 +21,7 @@ _NO_SYNC = words_of(
     """
 )
 # Arguments of Accelerator that change the loss -> values with which they do not.
-_WITHOUT_EFFECT = {
-    "gradient_accumulation_steps": (1,),
-    "mixed_precision": ("no", "bf16", None),
-}
+_WITHOUT_EFFECT = {"gradient_accumulation_steps": (1,), "mixed_precision": ("no", "bf16", None)}
 _DEEPSPEED = "deepspeed_plugin"
 _SCHEDULER = re.compile(r"sched", re.I)
 _OPTIMIZER = re.compile(r"^(opt|optim|optimi[sz]er)\w*$|_(opt|optim|optimi[sz]er)$", re.I)

@@ -8,12 +8,7 @@ from collections.abc import Iterator
 
 from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.objects import argument, kinds, makes
-from paceline.diagnose.lint.python.ranks import (
-    in_rank_block,
-    mentions_rank,
-    rank_block,
-    runs_alone,
-)
+from paceline.diagnose.lint.python.ranks import in_rank_block, mentions_rank, rank_block, runs_alone
 from paceline.diagnose.lint.python.script import (
     Script,
     has_unknown_arguments,
