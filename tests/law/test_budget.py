@@ -12,7 +12,7 @@ import pytest
 from representative import representative_tests
 
 LIMIT = 500
-LINES = {"src": 110_500, "tests": 82_700}  # what grows is paid for by what goes
+LINES = {"src": 110_500, "tests": 82_500}  # what grows is paid for by what goes
 # Lines of each package, rounded up to the next hundred. A raise names what goes elsewhere, or has a design page.
 PACKAGES = {
     "": 1_700,
@@ -42,7 +42,7 @@ PACKAGES = {
     "measure/forecast": 1_500,
     "measure/report": 2_800,
     "measure/tune": 1_800,
-    "measure/verify": 1_900,
+    "measure/verify": 1_800,
     "rundir": 2_200,
     "signatures": 1_300,
     "slurm": 7_000,
