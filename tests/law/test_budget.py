@@ -12,7 +12,7 @@ import pytest
 from representative import representative_tests
 
 LIMIT = 500
-LINES = {"src": 110_500, "tests": 82_500}  # what grows is paid for by what goes
+LINES = {"src": 110_500, "tests": 82_600}  # what grows is paid for by what goes
 # Lines of each package, rounded up to the next hundred. A raise names what goes elsewhere, or has a design page.
 PACKAGES = {
     "": 1_700,
@@ -23,7 +23,7 @@ PACKAGES = {
     "diagnose/doctor": 3_600,
     "diagnose/edits": 300,
     "diagnose/explain": 3_000,
-    "diagnose/lint": 12_400,
+    "diagnose/lint": 12_500,
     "diagnose/variables": 2_500,
     "functions": 1_900,
     "launch": 100,

@@ -353,6 +353,8 @@ def processes(launch: Launch, spread: Shape, symbols: Symbols) -> int | None:
         return _share(text, launch.says.get("nnodes", "1"))
     if text in ("gpu", "auto", "-1") or counts_gpus(symbols, text):
         return spread.gpus
+    if launch.kind == "fabric run" and re.fullmatch(r"\d+(,\d+)+,?", text):
+        return len([part for part in text.split(",") if part])
     return number(text) if constant(text) else None
 
 

@@ -31,7 +31,7 @@ from paceline.diagnose.lint.python.script import (
     keyword,
     words_of,
 )
-from paceline.text.syntax import constant, last
+from paceline.text.syntax import constant, dotted, last
 
 _DEPTH = 4
 # Strategies that run one process or start their own, whatever the job's launcher does.
@@ -165,6 +165,8 @@ def _devices(script: Script, call: ast.Call, *, has_unknown: bool) -> Number | N
     value = constant(devices)
     if value in ("auto", -1, "-1"):
         return _all_gpus(script, call)
+    if isinstance(value, str) and "," in value:
+        return Number(CONSTANT, len([part for part in value.split(",") if part.strip()]))
     count = number(script, devices)
     # gpus=0 of Lightning 1 means the CPU; Lightning 2 refuses devices=0.
     is_zero = count is not None and count.kind == CONSTANT and not count.value
@@ -190,6 +192,11 @@ def _workers(script: Script) -> tuple[Number, Place] | None:
             candidates.append(
                 (loaders.is_for_training(script, call) is True, workers, _place(script, node))
             )
+    for call in script.calls_of("TrainingArguments"):
+        node = keyword(call, "dataloader_num_workers")
+        workers = number(script, node)
+        if node is not None and workers is not None:
+            candidates.append((True, workers, _place(script, node)))
     # While the workers of the training are busy, those of an evaluation mostly idle.
     candidates.sort(key=lambda candidate: (not candidate[0], -(candidate[1].value or 0)))
     return candidates[0][1:] if candidates else None
@@ -298,13 +305,17 @@ def _selects(script: Script) -> tuple[str, Place] | None:
     return None
 
 
-def _rank(script: Script, node: ast.expr) -> str:
+def _rank(script: Script, node: ast.expr, depth: int = 0) -> str:
     """Return ``global`` or ``local`` for an expression that is exactly such a rank, or empty."""
     if isinstance(node, ast.Call) and not node.args:
         return "global" if script.full(node.func) == "torch.distributed.get_rank" else ""
     source = number(script, node)
-    is_variable = source is not None and source.kind == VARIABLE and source.names
-    return _RANK_OF.get(source.names[0], "") if source is not None and is_variable else ""
+    if source is not None:
+        return _RANK_OF.get(source.names[0], "") if source.kind == VARIABLE and source.names else ""
+    values = script.assigned(dotted(node), node) if isinstance(node, ast.Name) else []
+    if len(values) != 1 or values[0].place >= 0 or depth > _DEPTH:
+        return ""
+    return _rank(script, values[0].value, depth + 1)
 
 
 def _downloads(script: Script) -> Place | None:

@@ -83,6 +83,8 @@ def found(folder, text, program, *, name="train.py"):
         ('devices="auto", accelerator="gpu"', SRUN, {}, MISMATCH),
         ('devices="auto", accelerator=args.kind', SRUN, {}, []),
         ('devices=[0, 1], strategy="ddp"', SRUN, {}, MISMATCH),
+        ('devices="0,1"', SRUN, {}, MISMATCH),
+        ('devices="0,1"', SRUN, {"tasks": 2}, []),
         ("devices=4, **options", SRUN, {}, MISMATCH),
         ("**options", SRUN, {}, []),
         ("devices=4, plugins=[environment]", SRUN, {}, []),
@@ -99,6 +101,22 @@ def found(folder, text, program, *, name="train.py"):
 )
 def test_lightning_is_told_what_the_job_starts(tmp_path, arguments, start, options, names):
     assert found(tmp_path, job(start, **options), LIGHTNING.format(arguments)) == names
+
+
+@pytest.mark.parametrize(("nodes", "names"), [(1, []), (2, ["error invalid-device-ordinal"])])
+def test_a_rank_that_has_a_name_selects_the_gpu(tmp_path, nodes, names):
+    program = RAW.format(
+        'dist.init_process_group("nccl")\nrank = dist.get_rank()\ntorch.cuda.set_device(rank)'
+    )
+    meet = "--rdzv_backend=c10d --rdzv_endpoint=$(hostname):29500"
+    start = f"srun torchrun --nnodes={nodes} --nproc_per_node=4 {meet} train.py"
+    assert found(tmp_path, job(start, nodes=nodes), program) == names
+
+
+@pytest.mark.parametrize(("workers", "names"), [(4, []), (64, ["warning workers-exceed-cpus"])])
+def test_workers_of_training_arguments_count(tmp_path, workers, names):
+    program = f"from transformers import TrainingArguments\nargs = TrainingArguments('out', dataloader_num_workers={workers})\n"
+    assert found(tmp_path, job("torchrun --nproc_per_node=4 train.py"), program) == names
 
 
 def test_fabric_is_judged_as_the_trainer_is(tmp_path):

@@ -14,6 +14,7 @@ _RANK = re.compile(r"\bSLURM_(NODEID|PROCID|LOCALID)\b")
 _LOCAL_HOST = re.compile(r"localhost|127\.\d+\.\d+\.\d+|0\.0\.0\.0|\[?::1\]?")
 _ITSELF = frozenset({"HOSTNAME", "SLURMD_NODENAME", "SLURM_TOPOLOGY_ADDR", "HOST"})
 _WHOLE_LIST = frozenset({"SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"})
+_ALL_HOSTS = re.compile(r"scontrol\s+show\s+host(?:name)?s?\b[^|]*")
 _DRAWN = re.compile(r"\bRANDOM\b|\$\((shuf|uuidgen|date)( -[in]\S* \S+| \+%[sN]+)*\)")
 _SHARED_BY_NODES = ("rdzv_id", "rdzv_endpoint", "master_port", "main_process_port")
 _OPTION = {
@@ -232,6 +233,9 @@ def _no_rank(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding]:
     if _takes_from_step(case, launch) or (is_composer and "NODE_RANK" in launch.call.env):
         return
     name = option(launch, "node_rank")
+    why = "each node takes itself for node 0 and waits for the others"
+    if "endpoint" in launch.says:
+        why += " (without --rdzv_backend=c10d the endpoint alone does not number the nodes)"
     fix = (
         f"srun bash -c '... {name}=$SLURM_NODEID ...'  (single quotes: each node fills in its own)"
     )
@@ -242,7 +246,7 @@ def _no_rank(case: Case, launch: Launch, step_nodes: int) -> Iterator[Finding]:
         f"srun starts {launch.kind} on {step_nodes} nodes with a static rendezvous and no {name}",
         line=case.line_of(launch, *_texts(launch, "nnodes"), launch.kind.split()[0]),
         more=[case.directive_line("nodes")],
-        why="each node takes itself for node 0 and waits for the others",
+        why=why,
         fix=fix,
         severity=case.severity(launch),
     )
@@ -396,6 +400,8 @@ def _wrong(case: Case, host: str) -> str:
         return "is filled in on each node: each takes itself for the master"
     if symbol.name in _WHOLE_LIST:
         return "is the list of all nodes, no host"
+    if symbol.place == BATCH and _ALL_HOSTS.fullmatch(symbol.command):
+        return "is all nodes, one to a line, no host"
     return ""
 
 

@@ -267,19 +267,22 @@ def _misspelt(case: Case, symbol: Symbol, line: int, option: str) -> Iterator[Fi
     assigned = {setting.name for setting in case.trace.settings}
     if symbol.name in assigned or symbol.name in _SHELLS_OWN or not symbol.name.isidentifier():
         return
-    if option not in _RENDEZVOUS or not case.job.directives.any or _has_default(case, symbol.name):
+    near = closest(symbol.name, assigned)
+    # Names of a few letters all resemble each other.
+    if near and len(near) >= 5 and _very_near(symbol.name, near):
+        what, fix = f"nothing sets ${symbol.name}; {near} is set", f"${near}"
+        severity = "error"
+    elif option in _RENDEZVOUS and case.job.directives.any and not _has_default(case, symbol.name):
+        # environments rarely have lower-case names, and the first node is unknown before the job
+        # has nodes
+        sure = symbol.name.islower() or symbol.name == "MASTER_ADDR"
+        what = f"nothing in the script sets ${symbol.name}"
+        severity = "error" if sure else "warning"
+        fix = f"{symbol.name}={_RENDEZVOUS[option]}"
+    else:
         return
-    # Environments rarely have lower-case names, and the first node is unknown before the job has
-    # nodes.
-    sure = symbol.name.islower() or symbol.name == "MASTER_ADDR"
-    yield case.finding(
-        "unset-variable",
-        f"nothing in the script sets ${symbol.name}",
-        line=line,
-        why=f"{option} gets nothing, unless it comes from the shell that submits the job",
-        fix=f"{symbol.name}={_RENDEZVOUS[option]}",
-        severity="error" if sure else "warning",
-    )
+    why = f"{option} gets nothing, unless it comes from the shell that submits the job"
+    yield case.finding("unset-variable", what, line=line, why=why, fix=fix, severity=severity)
 
 
 def _has_default(case: Case, name: str) -> bool:

@@ -118,3 +118,23 @@ def test_a_test_that_is_all_that_several_tasks_do_needs_srun(line):
     assert found(TESTS + line + "\n", "missing-srun")
     assert not found(TESTS + line + " --quick\n", "missing-srun")
     assert not found(TESTS + line + "\nbash run.sh\n", "missing-srun")
+
+
+ALL = "MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST{0})\nsrun torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=${1}:29500 train.py\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        (ALL.format("", "MASTER_ADDR"), "master-addr-wrong"),
+        (ALL.format(" | head -n 1", "MASTERADDR"), "unset-variable"),
+        (
+            ONE + "srun fabric run --devices=0,1,2,3,4,5 train.py\n",
+            "gpus-fewer-than-processes",
+        ),
+    ],
+)
+def test_slips_of_public_scripts_are_errors(script, name):
+    findings = found(script if script.startswith("#!") else TWO + script, name)
+    assert "error" in [finding.severity for finding in findings]
+    assert not found(TWO + ALL.format(" | head -n 1", "MASTER_ADDR"), name)
