@@ -141,7 +141,8 @@ def _remedy(raised: Raised, fullest: Raised, *, is_distributed: bool) -> dict[st
         match = re.search(row["error"], error, re.IGNORECASE | re.MULTILINE)
         if match is None or (row.get("distributed") and not is_distributed):
             continue
-        groups = {**known, **{name: text for name, text in match.groupdict().items() if text}}
+        found = {name: text.strip() for name, text in match.groupdict().items() if text}
+        groups = {**known, **found}
         if re.search(row.get("at", ""), at) and (fix := fill(tuple(row["fix"]), groups)):
             why = fill((row.get("why", ""),), groups) or _reason(fullest, library)
             name = row.get("name", default)

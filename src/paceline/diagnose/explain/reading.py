@@ -137,8 +137,8 @@ def _binary(first: bytes) -> bool:
 
 def split(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
     """Yield lists of non-empty lines; carriage returns end lines too."""
-    rest = b""
-    skipping = False
+    rest, skipping = b"", False
+    complete: list[bytes] = []
     for piece in pieces:
         text = piece.replace(b"\r", b"\n") if b"\r" in piece else piece
         if skipping:
@@ -149,9 +149,9 @@ def split(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
         if len(rest) > _LINE_BYTES:
             lines.append(rest[:_LINE_BYTES])
             rest, skipping = b"", True
-        yield lines
-    if rest:
-        yield [rest]
+        yield complete
+        complete = lines
+    yield [*complete, rest] if rest else complete
 
 
 def unwrapped(lines: list[bytes]) -> list[bytes]:
