@@ -51,7 +51,7 @@ _LIBRARY = re.compile(
     r"|[\\/]lib[\\/](?:runpy|threading|multiprocessing|concurrent|asyncio)"
     r"|^<(?!stdin|ipython)"
     r"|^[^\\/]*$(?<!\.py)"
-    r"|[\\/]bin[\\/][^\\/]*$"
+    r"|[\\/]bin[\\/][^\\/]*$(?<!\.py)"
     r"|\.egg[\\/]"
     r"|[\\/]Scripts[\\/][^\\/]*$"
     r"|\\lib\\"
@@ -90,7 +90,7 @@ _TRAINING = re.compile(
     r"|(?:site|dist)-packages[\\/](?P<word>composer|lightning|nemo|ray|streaming)[\\/]"
 )
 _LAUNCHER = re.compile(
-    r"[\\/]bin[\\/]"
+    r"[\\/]bin[\\/](?!.*\.py$)"
     r"|torch[\\/]distributed[\\/](?:run|launch|launcher|elastic)"
     r"|accelerate[\\/]commands"
     r"|deepspeed[\\/]launcher"
@@ -155,6 +155,7 @@ class TracebackFrame:
     file: str
     line: str
     function: str
+    code: str = ""  # its source line, if the text shows it
 
     @property
     def user(self) -> bool:
@@ -168,12 +169,16 @@ class TracebackFrame:
         return (match["name"] or match["word"]) if match else ""
 
     @property
+    def package(self) -> str:
+        """The installed package or the training library of its file; empty for other code."""
+        installed = _INSTALLED.search(self.file)
+        return installed["package"].removesuffix(".py") if installed else self.training_library
+
+    @property
     def own_package(self) -> bool:
         """Whether it is in an installed package that is not a well-known library."""
-        installed = _INSTALLED.search(self.file)
-        if installed is None:
-            return False
-        return installed["package"].lower().removesuffix(".py") not in _KNOWN
+        is_known = self.training_library or self.package.lower() in _KNOWN
+        return _INSTALLED.search(self.file) is not None and not is_known
 
     @property
     def launcher(self) -> bool:
@@ -397,7 +402,7 @@ class Tracebacks:
         anchored = match is not None
         match = match or _in_the_middle(line)
         if match is None or match["type"].endswith("Warning"):
-            self._tire(line.source, current)
+            self._tire(line, current)
             return
         self._open.pop(line.source, None)
         if current is None or not current.ignored:
@@ -459,9 +464,12 @@ class Tracebacks:
                 self.raised[place] = self._ended[source] = after
                 return
 
-    def _tire(self, source: str, current: _Open | None) -> None:
+    def _tire(self, line: Line, current: _Open | None) -> None:
+        """Count a line without a frame; the first below a frame is its source code."""
         if current is None:
             return
+        if not current.idle and current.frames and line.body.startswith("    "):
+            current.frames[-1] = replace(current.frames[-1], code=line.body.strip())
         current.idle += 1
         if current.idle > _PATIENCE:
-            del self._open[source]
+            del self._open[line.source]

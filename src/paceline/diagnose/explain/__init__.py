@@ -60,7 +60,7 @@ def explain(subject: str) -> Answer:
 
         scanner = scan.Scanner()
         for lines in reading.split(reading.chunks(stream, subject)):
-            scanner.feed(lines)
+            scanner.feed(reading.unwrapped(lines))
     return ranking.judge_scanned(scanner.finish())
 
 
@@ -92,5 +92,5 @@ def _scanned(lines: Iterable[str]) -> Scanned:
     scanner = scan.Scanner()
     text = "\n".join(lines).encode("utf-8", "replace")
     for some in reading.split([text]):
-        scanner.feed(some)
+        scanner.feed(reading.unwrapped(some))
     return scanner.finish()

@@ -20,10 +20,6 @@ _JOINING = (
     "_tcp_rendezvous_handler",
     "_env_rendezvous_handler",
 )
-_DELETE_FILE = "delete the file before each start, or use init_method='env://' with a launcher"
-_ONE_START = (
-    "start each rank once: one launcher a node, a store (port, file) of its own for each run"
-)
 
 
 def wrong_number_of_tasks(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
@@ -145,8 +141,7 @@ def _leftover_file(file: Match, surplus: Match) -> Candidate:
         f"{groups['joined']} workers joined a world of {groups['total']}: the file that they meet"
         " in is left over (likely)",
         evidence=quoted([file.line, surplus.line]),
-        why="ranks count themselves in that file, also those of an earlier run",
-        fix=_DELETE_FILE,
+        advice="leftover-file",
     )
 
 
@@ -202,9 +197,7 @@ def advise_one_start(scanned: Scanned, candidates: Sequence[Candidate]) -> list[
     """
     if not _surplus(scanned):
         return list(candidates)
-    return changed(
-        candidates, lambda candidate: replace(candidate, fix=_ONE_START), name="rendezvous-timeout"
-    )
+    return changed(candidates, partial(replace, advice="one-start"), name="rendezvous-timeout")
 
 
 def blame_init_file(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -219,17 +212,8 @@ def blame_init_file(scanned: Scanned, candidates: Sequence[Candidate]) -> list[C
 
 
 def _misled(candidate: Candidate, file: Match) -> Candidate:
-    return replace(
-        candidate,
-        name="stale-init-file",
-        what=(
-            "ranks that met in a file could not connect to each other: the file is from an earlier"
-            " run (likely)"
-        ),
-        evidence=quoted([file.line]) + candidate.evidence,
-        why="ranks read each other's addresses from that file, also those of an earlier run",
-        fix=_DELETE_FILE,
-    )
+    evidence = quoted([file.line]) + candidate.evidence
+    return replace(candidate, name="stale-init-file", evidence=evidence, advice="misled")
 
 
 def interrupted_rendezvous(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
@@ -247,8 +231,7 @@ def _interrupted(raised: Raised) -> Candidate:
         "rendezvous-timeout",
         Tier.INTERRUPTED,
         raised.line.number,
-        "the run was interrupted while it waited for other ranks to join (likely they never"
-        " started)",
+        "",
         where=raised.user_frame.place if raised.user_frame else "",
         evidence=quoted([raised.line]),
         advice="interrupted",

@@ -7,38 +7,15 @@ from collections.abc import Sequence
 
 from paceline.diagnose.explain.candidates import Candidate, is_logged_as_warning, quoted_frame
 from paceline.diagnose.explain.scan import Match, Scanned
+from paceline.signatures.libraries import texts_of
 from paceline.signatures.lines import shorten
+from paceline.signatures.signature import fill
 from paceline.signatures.tier import Tier
-from paceline.signatures.tracebacks import Raised
+from paceline.signatures.tracebacks import Raised, TracebackFrame
 
 LIBRARY = "library-exception"
-_WRITING = ("mkdir", "makedirs", "_open_zipfile_writer_file", "save")
 _DIGITS = re.compile(r"\d+")
-# Errors of files that another process makes, deletes or holds at that moment.
-_AT_ONCE = re.compile(
-    r"^(?:FileExists|FileNotFound|OS)Error: .*(?:File exists|Directory not empty|Text file busy"
-    r"|Stale file handle|\.incomplete\b|\.lock\b)"
-)
-_TOGETHER = "ranks that do this at the same time disturb each other"
-_FIRST = (
-    "let one rank do it first: if rank == 0: ..., then dist.barrier(); os.makedirs(...,"
-    " exist_ok=True) for a folder"
-)
 _ORDINARY = "an ordinary exception of the program or its data, not of the distributed set-up"
-# Words in the message or the frames of an exception that may be of the set-up after all.
-_SETUP = re.compile(
-    r"rank|world.?size|parallel|distributed|shard|process|gpu|cuda|device|deepspeed|zero|fsdp|\bddp"
-    r"|accelerat|lightning|nccl|gloo|worker|pickl|port\b|host|memory|lock|cache|timed? ?out|429",
-    re.IGNORECASE,
-)
-_SENTENCE = re.compile(r"(?<=[.!?])\s+")
-# A sentence that says what to do.
-_ADVICE = re.compile(
-    r"\b(?:please|must|should|try|make sure|ensure|consider|install|need(?:s)? to|ha(?:s|ve) to"
-    r"|instead|upgrade|remove|choose|disable|enable|increase|reduce"
-    r"|set (?:the|it|`|\w+=)|use (?:the|`|\w+=|\w+\()|pass (?:the|`|\w+=))",
-    re.IGNORECASE,
-)
 
 
 def unmatched_exceptions(scanned: Scanned) -> list[Candidate]:
@@ -127,36 +104,100 @@ def _called(later: Raised, before: Raised) -> bool:
 def _candidate(
     raised: Raised, everything: Sequence[Raised], scanned: Scanned, *, handled: bool
 ) -> Candidate:
-    name = _name(raised)
+    twins = [other for other in everything if _without_digits(other) == _without_digits(raised)]
+    fullest = max(twins, key=lambda other: len(other.frames))  # others may be cut off
+    remedy = _remedy(raised, fullest, is_distributed=_is_distributed(scanned))
     frame = raised.user_frame
-    text = f"{raised.type}: {raised.message}" if raised.message else raised.type
+    error = raised.message or (fullest.frames[-1].code if fullest.frames else "")
+    text = f"{raised.type}: {error}" if error else raised.type
     rank = raised.line.rank
-    together = _AT_ONCE.search(text) is not None and _is_distributed(scanned)
     alone = len(scanned.ranks) > 1 and _is_of_one_rank(raised, everything)
-    why = _TOGETHER if together else _reason(raised)
     where = f" (on rank {rank}{' alone' if alone else ''})" if rank else ""
     return Candidate(
-        name,
+        remedy["name"],
         _tier(raised, handled=handled),
         raised.line.number,
         shorten(text) + where,
         where=frame.place if frame is not None else "",
         evidence=_evidence(raised),
-        why=why if name in ("user-exception", LIBRARY) else "",
-        fix=_FIRST if together else _advice(raised, name),
+        why=remedy["why"],
+        fix=remedy["fix"],
         key="alone" if alone else "",
         source=raised.line.source,
         last=raised.line.number,
-        others=_num_others(raised, everything),
+        others=max(len({other.line.source for other in twins if other.line.rank}) - 1, 0),
     )
 
 
-def _reason(raised: Raised) -> str:
+def _remedy(raised: Raised, fullest: Raised, *, is_distributed: bool) -> dict[str, str]:
+    """Return the name, the reason and the fix of the first row that is about an exception."""
+    library = _library(fullest)
+    default = LIBRARY if library else "user-exception"
+    frame = fullest.frames[-1] if fullest.frames else None
+    at = f"{frame.package or 'user'} {frame.file}:{frame.function} {frame.code}" if frame else ""
+    error = "\n".join((f"{raised.line.body.strip()} {raised.more}".strip(), *raised.rest))
+    known = _known(fullest if raised.user_frame is None else raised, frame) | _said(raised)
+    for row in texts_of("exceptions")["row"]:
+        match = re.search(row["error"], error, re.IGNORECASE | re.MULTILINE)
+        if match is None or (row.get("distributed") and not is_distributed):
+            continue
+        found = {name: text.strip() for name, text in match.groupdict().items() if text}
+        groups = {**known, **found}
+        if re.search(row.get("at", ""), at) and (fix := fill(tuple(row["fix"]), groups)):
+            why = fill((row.get("why", ""),), groups) or _reason(fullest, library)
+            name = row.get("name", default)
+            return {"name": name, "why": why if name == default or "why" in row else "", "fix": fix}
+    return {"name": default, "why": _reason(fullest, library), "fix": ""}
+
+
+def _known(raised: Raised, frame: TracebackFrame | None) -> dict[str, str]:
+    """Return what the rows may name: the user's place, the library, and the rank."""
+    user = raised.user_frame
+    known = {
+        "place": user.place if user else "",
+        "package": frame.package if frame else "",
+        "rank": raised.line.rank,
+    }
+    return {name: text for name, text in known.items() if text}
+
+
+def _said(raised: Raised) -> dict[str, str]:
+    """Return the sentences of a message, and of the text after it, that say what to do."""
+    message = re.split(r"(?<=[.!?])\s+", raised.message)
+    after = [text for text in raised.rest if text[:1].isupper() and text.endswith((".", "!", "`"))]
+    said = {}
+    for name in ("instruction", "demand"):
+        chosen = [text for text in (*message, *after) if _speaks(text, name)]
+        chosen = [text for text in chosen if not _speaks(text, "of_logs")]
+        if chosen:
+            whose = "message" if chosen[0] in message else "text after it"
+            advice = " ".join(re.sub(_words("before"), "", text) for text in chosen)
+            said[name] = f"the {whose} says: {shorten(advice)}"
+    return said
+
+
+def _speaks(text: str, kind: str) -> bool:
+    """Return whether a text has words of a kind that ``exceptions.toml`` lists."""
+    return re.search(_words(kind), text) is not None
+
+
+def _words(kind: str) -> str:
+    """Return a pattern for the words of a kind."""
+    return f"(?i){''.join(texts_of('exceptions')['words'][kind])}"
+
+
+def _reason(raised: Raised, library: str) -> str:
     """Return what follows from where an exception was raised; empty if that is not certain."""
-    if library := _library(raised):
-        return f"{library} raised it: the message is what it found"
+    if library:
+        code = raised.frames[-1].code
+        is_check = not code or _speaks(code, "check")
+        return (
+            f"{library} raised it: the message is what it found"
+            if is_check
+            else f"it happened inside {library}"
+        )
     frames = [frame.file for frame in raised.frames if not frame.launcher]
-    speaks_of_setup = any(_SETUP.search(text) for text in (raised.message, *frames))
+    speaks_of_setup = any(_speaks(text, "set_up") for text in (raised.message, *frames))
     return "" if speaks_of_setup else _ORDINARY
 
 
@@ -175,29 +216,9 @@ def _is_of_one_rank(raised: Raised, everything: Sequence[Raised]) -> bool:
     return bool(raised.line.rank) and ranks == {raised.line.rank}
 
 
-def _num_others(raised: Raised, everything: Sequence[Raised]) -> int:
-    """Return the number of other ranks that raised the same exception."""
-    sources = {
-        other.line.source
-        for other in everything
-        if other.line.rank and _without_digits(other) == _without_digits(raised)
-    }
-    return max(len(sources) - 1, 0)
-
-
 def _without_digits(raised: Raised) -> tuple[str, str]:
     """Return the type and the message without digits, which ranks have in common."""
     return raised.type, _DIGITS.sub("", raised.message)
-
-
-def _name(raised: Raised) -> str:
-    if raised.type in ("ModuleNotFoundError", "ImportError"):
-        return "module-not-found"
-    if _is_refused_write(raised):
-        return "folder-not-writable"
-    if raised.type == "OSError" and "[Errno 22]" in raised.message and _is_loading(raised):
-        return "checkpoint-damaged"
-    return LIBRARY if _library(raised) else "user-exception"
 
 
 def _tier(raised: Raised, *, handled: bool) -> Tier:
@@ -212,61 +233,9 @@ def _tier(raised: Raised, *, handled: bool) -> Tier:
     return Tier.EXCEPTION
 
 
-def _is_refused_write(raised: Raised) -> bool:
-    """Return whether a folder or file could not be created or written."""
-    writing = not raised.frames or raised.frames[-1].function in _WRITING
-    return raised.type == "PermissionError" and writing
-
-
-def _is_loading(raised: Raised) -> bool:
-    """Return whether torch.load raised an exception."""
-    return any(
-        frame.function == "load" and frame.file.endswith("serialization.py")
-        for frame in raised.frames
-    )
-
-
 def _evidence(raised: Raised) -> tuple[str, ...]:
     line = raised.line.shown.strip()
     if raised.more:
         line = f"{line} {raised.more}"
     frame = quoted_frame(raised.user_frame) if raised.user_frame else ""
     return tuple(filter(None, (frame, shorten(line))))
-
-
-def _advice(raised: Raised, name: str) -> str:
-    if name == "module-not-found":
-        return (
-            f"{_installation(raised)} in the environment that runs on every node; which python"
-            " shows which one that is"
-        )
-    if raised.message.startswith("CUDA error"):
-        return (
-            "CUDA_LAUNCH_BLOCKING=1 shows the call; compute-sanitizer python script.py shows the"
-            " kernel"
-        )
-    if name == "folder-not-writable":
-        return "write to a folder that the job may write to; as a test: touch FOLDER/x on the node"
-    if name == "checkpoint-damaged":
-        return "ls -l FILE: a file that is cut has fewer bytes than the others; take one before it"
-    said = {"message": _SENTENCE.split(raised.message), "text after it": _prose(raised)}
-    for whose, texts in said.items():
-        sentences = [text for text in texts if _ADVICE.search(text)]
-        if sentences:
-            return f"as the {whose} says: {shorten(' '.join(sentences))}"
-    if raised.user_frame is not None:
-        return f"look at {raised.user_frame.place}"
-    return "look at the traceback above this line in the full output"
-
-
-def _prose(raised: Raised) -> list[str]:
-    """Return the lines after a message that are sentences."""
-    return [text for text in raised.rest if text[:1].isupper() and text.endswith((".", "!", "`"))]
-
-
-def _installation(raised: Raised) -> str:
-    """Return the command that installs the module which an exception names."""
-    module = raised.message.partition("'")[2].partition("'")[0].partition(".")[0]
-    if module and "No module named" in raised.message:
-        return f"pip install {module}"
-    return "pip list"

@@ -13,7 +13,7 @@ from paceline.diagnose.explain.arrivals import listed
 from paceline.diagnose.explain.candidates import Candidate, changed, quoted
 from paceline.diagnose.explain.pairs import LOST_PEER
 from paceline.diagnose.explain.scan import Match, Scanned
-from paceline.signatures.libraries import inferred_texts
+from paceline.signatures.libraries import texts_of
 from paceline.signatures.lines import Line, shorten
 from paceline.signatures.tier import Tier
 
@@ -213,7 +213,7 @@ def _advised(candidate: Candidate) -> Candidate:
     """Return a candidate with the texts of ``inferred.toml``, if it is an inferred one."""
     if not candidate.advice:
         return candidate
-    texts = inferred_texts()[candidate.advice]
+    texts = texts_of("inferred")[candidate.advice]
     return replace(
         candidate,
         what=texts.get("what", candidate.what),
@@ -236,10 +236,6 @@ def _adding(inference: Inference) -> Rule:
 # Candidates by what the rest of the text shows
 
 
-_ALONE = (
-    "look at that rank's own output: torchrun --log-dir logs --redirects 3; a sys.exit(n) or"
-    " os._exit(n) ends so too"
-)
 _SIGKILL = -9
 _TABLE_TIME = "%Y-%m-%d_%H:%M:%S"  # in torchrun's table of failures
 _GRACE_S = 25  # of the 30 s; a table counts whole seconds, and a busy launcher looks late
@@ -280,7 +276,7 @@ def batch_without_samples(scanned: Scanned, candidates: Sequence[Candidate]) -> 
         first.line.number,
         f"replica {first.groups['replica']} got nothing: the batch has fewer samples than GPUs",
         evidence=quoted([first.line, missing_arguments[0].line]),
-        fix="DataLoader(..., drop_last=True) and a batch of at least one sample for each GPU",
+        advice="batch-without-samples",
     )
 
 
@@ -327,7 +323,7 @@ def _placed(candidate: Candidate, place: str, failure: Match | None) -> Candidat
         candidate,
         what=f"{place} ended first, with exit code {code}; its own words are not in this text",
         where=place,
-        fix=_ALONE,
+        advice="ended-first",
         evidence=quoted([failure.line]) + candidate.evidence,
     )
 

@@ -6,6 +6,7 @@ import codecs
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +18,15 @@ _CHUNK_BYTES = 1 << 20
 _LINE_BYTES = 16 << 10  # maximum length; the rest of a longer line is skipped
 _LEAST_PAIRS = 4  # of high bytes, to take a text for Chinese
 _BINARY_SHARE = 0.1
+_LEAST_COLUMNS, _MOST_COLUMNS = 60, 240  # of a terminal
+_LEAST_FULL = 3  # different lines as wide as the terminal
+# A line of the same sign, or a bar, fills the width by itself.
+_RULER = re.compile(rb"(.)\1\1$|it/s[\])]|s/it[\])]|[|\xe2].{0,3}$")
+# What begins a line in a log: a label, a time, a source line, an exception, a level.
+_START = re.compile(
+    rb"\s{2}|\s*$|[\[({<|*=#+-]|Traceback |\S+: |\d{4}[-/]\d\d|[A-Z][a-z]+ing\b|\s*File \""
+    rb"|(?:DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL|During|The above|[\w.]+(?:Error|Exception))\b"
+)
 _CONTROL = bytes(byte for byte in range(32) if byte not in (7, 8, 9, 10, 12, 13, 27))
 
 
@@ -127,8 +137,8 @@ def _binary(first: bytes) -> bool:
 
 def split(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
     """Yield lists of non-empty lines; carriage returns end lines too."""
-    rest = b""
-    skipping = False
+    rest, skipping = b"", False
+    complete: list[bytes] = []
     for piece in pieces:
         text = piece.replace(b"\r", b"\n") if b"\r" in piece else piece
         if skipping:
@@ -139,6 +149,27 @@ def split(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
         if len(rest) > _LINE_BYTES:
             lines.append(rest[:_LINE_BYTES])
             rest, skipping = b"", True
-        yield lines
-    if rest:
-        yield [rest]
+        yield complete
+        complete = lines
+    yield [*complete, rest] if rest else complete
+
+
+def unwrapped(lines: list[bytes]) -> list[bytes]:
+    """Join lines that a terminal broke at its width; return other lines as they are.
+
+    Several different lines must be as wide as the widest, and what follows begin no line itself.
+    """
+    width = max(map(len, lines), default=0)
+    if not _LEAST_COLUMNS <= width <= _MOST_COLUMNS:
+        return lines
+    full = [line for line in lines if len(line) == width and not _RULER.search(line)]
+    if len({line.translate(None, b"0123456789") for line in full}) < _LEAST_FULL:
+        return lines
+    joined = lines[:1]
+    for before, line in pairwise(lines):
+        is_broken = len(before) == width and not _RULER.search(before) and not _START.match(line)
+        if is_broken:
+            joined[-1] += line
+        else:
+            joined.append(line)
+    return joined

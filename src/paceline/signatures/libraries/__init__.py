@@ -105,6 +105,6 @@ def of_area(area: str) -> Iterator[tuple[Mapping[str, Any], Signature]]:
 
 
 @cache
-def inferred_texts() -> dict[str, dict[str, str]]:
-    """Return the texts of faults that several lines show, by the function that infers them."""
-    return toml.loads((Path(__file__).parents[1] / "inferred.toml").read_text(encoding="utf-8"))
+def texts_of(name: str) -> dict[str, Any]:
+    """Return the texts that ``inferred.toml`` or ``exceptions.toml`` holds for faults by rule."""
+    return toml.loads((Path(__file__).parents[1] / f"{name}.toml").read_text(encoding="utf-8"))
