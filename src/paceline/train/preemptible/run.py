@@ -150,6 +150,10 @@ def _world_of_script() -> World:
     )
 
 
+def _nothing() -> None:
+    pass
+
+
 def _agreement(stop: CleanStop, world: World, device: torch.device) -> Agreement:
     store = None
     if world.world_size > 1:
@@ -160,5 +164,5 @@ def _agreement(stop: CleanStop, world: World, device: torch.device) -> Agreement
         store,
         rank=world.rank,
         world_size=world.world_size,
-        synchronize=torch.cuda.synchronize if device.type == "cuda" else lambda: None,
+        synchronize=_nothing if device.type == "cpu" else torch.accelerator.synchronize,
     )

@@ -142,10 +142,9 @@ class LoopDraws:
     def _states(self) -> list[Any]:
         """Return the states of torch's global generators, of the CPU and of this rank's GPU."""
         states: list[Any] = [torch.default_generator.get_state()]
-        if self._device.type == "cuda":
-            generator = torch.cuda.default_generators[self._device.index or 0]
+        if self._device.type != "cpu":
             try:
-                states.append(generator.get_offset())
+                states.append(torch.get_device_module(self._device).get_rng_state(self._device))
             except RuntimeError:  # a graph is being captured
                 states.append(None)
         return states
@@ -154,11 +153,17 @@ class LoopDraws:
         """Return whether one of torch's global generators was drawn from."""
         old, *old_of_device = before
         new, *new_of_device = self._states()
-        if old_of_device != new_of_device:
+        if any(map(_differ, old_of_device, new_of_device)):
             return True
         if torch.equal(old, new):
             return False
         return self._is_seeded or not _are_near(old, new)
+
+
+def _differ(old: torch.Tensor | None, new: torch.Tensor | None) -> bool:
+    if old is None or new is None:
+        return old is not new
+    return not torch.equal(old, new)
 
 
 def _are_near(old: torch.Tensor, new: torch.Tensor) -> bool:
