@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from emulated.build import missing_for_build  # noqa: E402
+from emulated.build import missing_for_build
 
 MISSING = missing_for_build()
 
@@ -29,21 +31,40 @@ def environment(**knobs):
     """Return an environment in which torch loads the emulated accelerator."""
     paths = (str(HERE), str(HERE / "autoload"), os.environ.get("PYTHONPATH", ""))
     text = " ".join(f"{name}={value}" for name, value in knobs.items())
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "EMULATED_DEVICE": text}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "EMULATED_DEVICE": text,
+    }
+
+
+def text_of(program):
+    """Return the text of a program: that of a function is its source and a call."""
+    if isinstance(program, str):
+        return program
+    return f"{textwrap.dedent(inspect.getsource(program))}\n\n{program.__name__}()\n"
 
 
 @pytest.fixture
-def on_device(tmp_path):
-    """Return a function that runs a program on the device, on one rank or under ``paceline run``."""
+def start(tmp_path):
+    """Return a function that starts a program with the device; it returns what the program came to.
 
-    def run(program, *arguments, ranks=0, timeout=120, **knobs):
+    A program is a text, or a function that imports what it needs. ``ranks`` starts it with ``paceline run``, ``command``
+    with another command of paceline; the other names are knobs of the device.
+    """
+
+    def run(program, *arguments, ranks=0, command=(), timeout=120, **knobs):
         script = tmp_path / "program.py"
-        script.write_text(program, encoding="utf-8")
-        start = [sys.executable]
-        if ranks:
-            start = [str(Path(sys.executable).with_name("paceline")), "run", "--nproc-per-node", str(ranks)]
+        script.write_text(text_of(program), encoding="utf-8")
+        begin = [sys.executable]
+        if ranks or command:
+            paceline = str(Path(sys.executable).with_name("paceline"))
+            begin = [
+                paceline,
+                *(command or ("run", "--nproc-per-node", str(ranks), "--run-dir", "run")),
+            ]
         return subprocess.run(
-            [*start, str(script), *arguments],
+            [*begin, str(script), *arguments],
             cwd=tmp_path,
             env=environment(**knobs),
             capture_output=True,
@@ -51,5 +72,17 @@ def on_device(tmp_path):
             timeout=timeout,
             check=False,
         )
+
+    return run
+
+
+@pytest.fixture
+def on_device(start):
+    """Return a function like that of ``start``, for programs that must succeed; it returns their output."""
+
+    def run(program, *arguments, **named):
+        ended = start(program, *arguments, **named)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
 
     return run
