@@ -1,6 +1,6 @@
 """The accelerator of this process through ``torch.accelerator``: CUDA, ROCm, XPU or another.
 
-``torch.cuda`` is used elsewhere only for what is CUDA's own: docs/explanation/gpu-readiness.md
+``torch.cuda`` is used elsewhere only for what is CUDA's own: docs/reference/gpu-readiness.md
 lists the places.
 """
 
