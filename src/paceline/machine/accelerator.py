@@ -41,11 +41,7 @@ def module_in_use() -> Any:
 
 def kind_in_use() -> str:
     """Return the type of the accelerator that this process uses; ``"cpu"`` if none."""
-    import torch
-
-    in_use = module_in_use() is not None
-    found = torch.accelerator.current_accelerator() if in_use else None
-    return "cpu" if found is None else found.type
+    return "cpu" if module_in_use() is None else kind()
 
 
 def is_capturing() -> bool:

@@ -118,9 +118,8 @@ def _parallel_models() -> Iterator[Any]:
     module: Any = sys.modules.get("torch.nn.parallel.distributed")
     kind = getattr(module, "DistributedDataParallel", ())
     things = (thing for thing in gc.get_objects() if issubclass(type(thing), kind))
-    return iter(
-        {id(thing.module): thing for thing in things}.values()
-    )  # Session wraps a second time
+    # Session wraps a second time
+    return iter({id(thing.module): thing for thing in things}.values())
 
 
 def _buckets(models: list[Any]) -> list[int] | None:

@@ -214,7 +214,5 @@ def _use_on(batch: Any, stream: torch.Stream) -> None:
     if not isinstance(batch, torch.Tensor):
         for part in parts_of_batch(batch):
             _use_on(part, stream)
-    elif (
-        batch.device.type != "cpu"
-    ):  # some parts stay on the CPU, such as batch_sizes of a packed sequence
+    elif batch.device.type != "cpu":  # as batch_sizes of a packed sequence always is
         batch.record_stream(stream)

@@ -150,12 +150,8 @@ def _world_of_script() -> World:
     )
 
 
-def _nothing() -> None:
-    pass
-
-
 def _agreement(stop: CleanStop, world: World, device: torch.device) -> Agreement:
-    store = None
+    store, on_cpu = None, device.type == "cpu"
     if world.world_size > 1:
         number = runtime.number_of_call("preemptible")
         store = runtime.store().below(f"paceline/preemptible/{number}")
@@ -164,5 +160,5 @@ def _agreement(stop: CleanStop, world: World, device: torch.device) -> Agreement
         store,
         rank=world.rank,
         world_size=world.world_size,
-        synchronize=_nothing if device.type == "cpu" else torch.accelerator.synchronize,
+        synchronize=(lambda: None) if on_cpu else torch.accelerator.synchronize,
     )

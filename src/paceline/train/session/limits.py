@@ -146,24 +146,18 @@ class LoopDraws:
             try:
                 states.append(torch.get_device_module(self._device).get_rng_state(self._device))
             except RuntimeError:  # a graph is being captured
-                states.append(None)
+                states.append(torch.empty(0, dtype=torch.uint8))
         return states
 
     def _has_drawn(self, before: list[Any]) -> bool:
         """Return whether one of torch's global generators was drawn from."""
         old, *old_of_device = before
         new, *new_of_device = self._states()
-        if any(map(_differ, old_of_device, new_of_device)):
+        if not all(map(torch.equal, old_of_device, new_of_device)):
             return True
         if torch.equal(old, new):
             return False
         return self._is_seeded or not _are_near(old, new)
-
-
-def _differ(old: torch.Tensor | None, new: torch.Tensor | None) -> bool:
-    if old is None or new is None:
-        return old is not new
-    return not torch.equal(old, new)
 
 
 def _are_near(old: torch.Tensor, new: torch.Tensor) -> bool:
