@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-ci test-all compat lint docs bench bench-links bench-tune bench-jobs release recordings \
+.PHONY: demo test test-ci test-all compat lint docs bench bench-links bench-tune bench-jobs release recordings gpu-report \
 	cluster cluster-stop clean
 
 # Tests start thousands of interpreters. Where the environment forbids bytecode, as in many containers, each would
@@ -102,6 +102,10 @@ bench-jobs: .make-test
 release: .make-demo
 	$(PIP) -e ".[release]"
 	$(BIN)/python scripts/release.py --torch $(if $(filter yes,$(TORCH)),everywhere,here)
+
+# What only GPUs can show, as one file to send; some twenty minutes on two of them. Each part says what it came to.
+gpu-report: .make-test
+	$(BIN)/python scripts/gpu_report.py
 
 # Sessions at a terminal as pictures, from real runs: docs/raw/recordings.
 recordings: .make-test

@@ -1,5 +1,7 @@
 """Facts about this computer: CPUs, GPUs, addresses, software versions, and Slurm's answers.
 
+accelerator         the accelerator of this process through ``torch.accelerator``: CUDA, ROCm,
+                    XPU or another
 agreement           decide whether ranks hold the same parameters, optimizer state and settings
 compiled            keep our hooks out of torch.compile: none of them is traced, breaks a graph
                     or makes Dynamo warn

@@ -112,7 +112,7 @@ def _measure(world: World, device: Any, *, rounds: int, budget_s: float) -> dict
         return None
     return network_points.describe(
         blocks,
-        backend="nccl" if device.type == "cuda" else "gloo",
+        backend=dist.get_default_backend_for_device(device),
         hosts=hosts,
         num_nodes=max(world.num_nodes, len(set(hosts))),
     )
@@ -148,7 +148,7 @@ def _times(size: int, count: int, device: Any) -> list[float]:
 
     tensor = torch.zeros(size // _FLOAT_BYTES, device=device)
     dist.barrier()
-    measured = _on_gpu(tensor, count) if device.type == "cuda" else _on_cpu(tensor, count)
+    measured = _on_gpu(tensor, count) if device.type != "cpu" else _on_cpu(tensor, count)
     slowest = torch.tensor(measured, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     seconds: list[float] = slowest.tolist()
@@ -167,16 +167,16 @@ def _on_cpu(tensor: Any, count: int) -> list[float]:
 
 
 def _on_gpu(tensor: Any, count: int) -> list[float]:
-    """Time with CUDA events: the CPU's clock sees launches and not kernels."""
+    """Time with events of the device: the CPU's clock sees launches and not kernels."""
     import torch
     import torch.distributed as dist
 
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    marks = [torch.Event(tensor.device, enable_timing=True) for _ in range(count + 1)]
     marks[0].record()
     for mark in marks[1:]:
         dist.all_reduce(tensor)
         mark.record()
-    torch.cuda.synchronize()
+    torch.accelerator.synchronize()
     return [begin.elapsed_time(end) / 1000 for begin, end in pairwise(marks)]
 
 

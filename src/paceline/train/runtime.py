@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from paceline import env
 from paceline.errors import SetupError, UsageError, option_contradicted, option_invalid
-from paceline.machine import nodeaddr
+from paceline.machine import accelerator, nodeaddr
 from paceline.machine.references import keep_until_exit
 from paceline.machine.signed_store import SignedStore
 from paceline.machine.signing import Signing
@@ -55,11 +55,13 @@ def actual_world(world: World) -> World:
 def take_device(world: World) -> torch.device:
     """Return this rank's device, the GPU of its local rank or the CPU, and make it the current one.
 
-    Raises SetupError if there are GPUs, but fewer than ranks on this node.
+    Any accelerator of torch is a GPU here. Raises SetupError if there are GPUs, but fewer than
+    ranks on this node.
     """
-    if not torch.cuda.is_available():
+    kind = accelerator.kind()
+    if kind == "cpu":
         return torch.device("cpu")
-    num_gpus = torch.cuda.device_count()
+    num_gpus = torch.accelerator.device_count()
     index = 0 if num_gpus == 1 and _has_own_gpu(world) else world.local_rank
     if index >= num_gpus and world.launcher == "slurm":
         raise SetupError.of(
@@ -83,8 +85,8 @@ def take_device(world: World) -> torch.device:
                 f"start {num_gpus} ranks on a node; or, to use no GPU: export CUDA_VISIBLE_DEVICES="
             ),
         )
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
+    torch.accelerator.set_device_index(index)
+    return torch.device(kind, index)
 
 
 def _has_own_gpu(world: World) -> bool:
@@ -110,19 +112,18 @@ def open_group(world: World, device: torch.device, *, timeout_s: float | None = 
     _spare_children()
     if world.world_size == 1 or dist.is_initialized():
         return
-    on_gpu = device.type == "cuda"
-    backend = "cpu:gloo,cuda:nccl" if on_gpu and dist.is_nccl_available() else "gloo"
     # A node's name in Slurm may not resolve; a job script may have set MASTER_ADDR and RANK itself.
     other_in_slurm = world.launcher in ("torchrun", "mpi") and env.read(env.JOB_ID)
     of_slurm = world.launcher == "slurm" or other_in_slurm
     address = nodeaddr.of_node(world.master_addr) if of_slurm else world.master_addr
     dist.init_process_group(
-        backend,
+        _backend(device),
         init_method=f"tcp://{bracketed(address)}:{world.master_port}",
         rank=world.rank,
         world_size=world.world_size,
         timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
-        device_id=device if on_gpu else None,
+        # NCCL connects early. torch makes no gloo group beside one that is bound to another device.
+        device_id=device if device.type == "cuda" else None,
     )
     _opened[:] = [dist.group.WORLD]
     keep_until_exit(dist.group.WORLD)  # both backends have a gloo group
@@ -402,6 +403,14 @@ def _close_at_exit() -> None:
         close_group()
 
 
+def _backend(device: torch.device) -> str:
+    """Return the backends of the default group: the device's own, and gloo for CPU tensors."""
+    if device.type == "cpu" or (device.type == "cuda" and not dist.is_nccl_available()):
+        return "gloo"
+    own = dist.get_default_backend_for_device(device)
+    return f"cpu:gloo,{device.type}:{own}"
+
+
 def _sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
     keeps_dtype = tensor.is_floating_point() or tensor.is_complex()
     dtype = tensor.dtype if keeps_dtype else torch.int64
@@ -421,4 +430,4 @@ def _reducible(device: torch.device) -> torch.device:
     """Return ``device``, or the current GPU if an existing group cannot reduce on ``device``."""
     if not dist.is_initialized() or device.type in backends():
         return device
-    return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(accelerator.kind(), torch.accelerator.current_device_index())

@@ -23,9 +23,8 @@ class Difference:
     """One property that differs between nodes."""
 
     name: str  # name of the property
-    groups: tuple[
-        tuple[str, tuple[NodeFacts, ...]], ...
-    ]  # the nodes by value, the rarest value first
+    # the nodes by value, the rarest value first
+    groups: tuple[tuple[str, tuple[NodeFacts, ...]], ...]
     fatal: bool  # whether the difference stops the run
 
     @property

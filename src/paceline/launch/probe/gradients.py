@@ -21,6 +21,7 @@ from itertools import accumulate
 from typing import Any
 
 from paceline.launch.probe.orders import digest_of_bytes
+from paceline.machine import accelerator
 
 BACKWARDS = 3  # number of backwards that are sampled
 _PARAMETERS = 8  # number of parameters whose gradients are sampled
@@ -239,4 +240,4 @@ def _is_traced_or_captured() -> bool:
         return True
     if torch._C._len_torch_dispatch_stack() > 0:
         return True
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return accelerator.is_capturing()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import threading
 import time
 import weakref
@@ -19,6 +18,7 @@ from importlib import import_module
 from typing import Any
 
 from paceline import counters
+from paceline.machine import accelerator
 from paceline.machine.compiled import left_alone
 
 _BUDGET_S = 2.0  # for all checks of a process
@@ -131,7 +131,7 @@ def first_nan(parameters: Iterable[Any], *, deadline_s: float) -> Any:
     """Return the first tensor that has a NaN, None if none has or the deadline passes."""
     import torch
 
-    if torch._C._len_torch_dispatch_stack() > 0 or _is_capturing():
+    if torch._C._len_torch_dispatch_stack() > 0 or accelerator.is_capturing():
         return None
     suspects: list[tuple[Any, Any]] = []
     with torch.no_grad():
@@ -158,7 +158,7 @@ def _local(parameter: Any) -> Any:
         and local.layout == torch.strided
         and local.is_floating_point()
     )
-    if not is_dense or not local.numel() or local.device.type not in ("cpu", "cuda"):
+    if not is_dense or not local.numel() or local.is_meta:
         return None
     return local.detach()
 
@@ -190,12 +190,12 @@ def _fetched(flags: Any, deadline_s: float) -> list[bool]:
     """Return flags from their device; none if it does not answer before the deadline."""
     import torch
 
-    if flags.device.type != "cuda":
+    if flags.device.type == "cpu":
         return list(flags.tolist())
     answer = torch.empty(flags.shape, dtype=flags.dtype, pin_memory=True)
     answer.copy_(flags, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(flags.device))
+    event = torch.Event(flags.device)
+    event.record(torch.accelerator.current_stream(flags.device))
     while not event.query():
         if time.monotonic() > deadline_s:
             return []
@@ -212,8 +212,3 @@ def _has_nan(local: Any, deadline_s: float) -> bool:
         if bool(flat[start : start + _CHUNK].isnan().any()):
             return True
     return False
-
-
-def _is_capturing() -> bool:
-    cuda: Any = sys.modules.get("torch.cuda")
-    return cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing()

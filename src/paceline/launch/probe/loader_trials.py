@@ -33,6 +33,7 @@ from paceline.launch.probe.loader_commands import (
 )
 from paceline.launch.probe.loader_maker import Maker, Makers
 from paceline.launch.probe.orders import parts_of, size_of
+from paceline.machine import accelerator
 from paceline.rundir.files import write_whole
 
 _MOST_REQUESTS = 4096  # that are kept, for samplers that yield an epoch only once
@@ -307,7 +308,7 @@ def facts_of(loader: Any, batch: Any) -> LoaderFacts:
         batch_samples=size_of(batch)[0],
         batch_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(batch)),
         is_stream=is_stream(loader),
-        on_gpu=torch.cuda.is_initialized(),
+        on_gpu=accelerator.module_in_use() is not None,
         maker=maker.library,
         place=maker.place,
     )

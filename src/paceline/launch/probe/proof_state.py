@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.machine import accelerator
 from paceline.machine.parameters import modules, names_of
 from paceline.train.data import device_random_state, set_device_random_state
 
@@ -62,7 +63,7 @@ class TrainingState:
         """Keep the state as it is now."""
         self._values = [tensor.detach().clone() for tensor in self._tensors]
         self._gradients = self.gradients()
-        self._device = torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+        self._device = torch.device(accelerator.kind_in_use())
         self._random = device_random_state(self._device)
 
     def restore(self) -> None:

@@ -19,6 +19,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from paceline.machine import accelerator
+
 _LOW = (torch.float32, torch.bfloat16, torch.float16)
 _COLLECTIVES = ("c10d", "c10d_functional")
 _NO_EXCHANGE = ("barrier", "wait")
@@ -190,5 +192,6 @@ def _is_real(leaf: Any) -> bool:
 
 def _states() -> list[torch.Tensor]:
     """Return the states of torch's generators."""
-    others = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    module = accelerator.module_in_use()
+    others = [] if module is None else module.get_rng_state_all()
     return [torch.get_rng_state(), *others]

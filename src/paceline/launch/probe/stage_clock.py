@@ -20,6 +20,7 @@ from time import monotonic_ns, process_time_ns
 from typing import Any
 
 from paceline import counters
+from paceline.machine import accelerator
 from paceline.machine.compiled import left_alone
 
 OPTIMIZER, OTHER, DATA, FORWARD, BACKWARD, EXCHANGE = range(6)
@@ -29,7 +30,7 @@ SHARE = 0.002  # of the time of a step
 WALL_COST_NS, CUDA_COST_NS = 100_000, 150_000
 MAX_EVERY = 1024
 EARLY = range(16, 32)  # timed in every run, so that a short one says where its time goes
-# A step with more CUDA events, by gradient accumulation, is not timed; times are added up so far,
+# A step with more events, by gradient accumulation, is not timed; times are added up so far,
 # since an evaluation within a step may fetch thousands of batches.
 MAX_MARKS = 512
 
@@ -57,11 +58,11 @@ class StageClock:
         self._totals = [0] * 6  # by stage, of marks that were added up already
         self._fetches = 0  # among them
         self._step = 0  # number of steps before the one that is being timed; 0: none is
-        self._unread: tuple[int, list[int], list[Any]] | None = None  # CUDA events on their way
+        self._unread: tuple[int, list[int], list[Any]] | None = None  # events on their way
         self._ready: Any = None
         self._loss: Any = None  # the tensor that the last backward began with
         self._is_in_backward = False
-        self._has_failed = False  # CUDA events could not be read
+        self._has_failed = False  # events could not be read
         self._mark: Callable[[], Any] = monotonic_ns
         self._num_written = 0
 
@@ -100,7 +101,7 @@ class StageClock:
         return False, due
 
     def close(self) -> None:
-        """Write a step whose CUDA events were not read yet."""
+        """Write a step whose events were not read yet."""
         if self._unread is not None:
             self._read(*self._unread)
             self._unread = None
@@ -196,9 +197,9 @@ class StageClock:
         self._unread = finished
 
     def _read(self, step: int, stages: list[int], events: list[Any]) -> None:
-        """Write a step whose CUDA events have happened; drop it if they have not."""
+        """Write a step whose events have happened; drop it if they have not."""
         try:
-            if not events[-1].query():
+            if not all(event.query() for event in events):  # of several streams
                 return
             durations = [
                 int(before.elapsed_time(after) * 1e6)
@@ -248,22 +249,21 @@ def _value(tensor: Any) -> float:
 
 
 def _event() -> Any:
-    from torch import cuda
+    import torch
 
-    event = cuda.Event(enable_timing=True)
+    event = torch.Event(accelerator.kind_in_use(), enable_timing=True)
     event.record()
     return event
 
 
 def _note_memory(slot: memoryview[int]) -> None:
     """Write what tensors take of this rank's GPU: after a step, so no activations are in it."""
-    from torch import cuda
-
+    module = accelerator.module_in_use()
     try:
-        allocated = cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]
+        allocated = module.memory_stats_as_nested_dict()["allocated_bytes"]["all"]
         slot[counters.GPU_ALLOCATED] = allocated["current"]
         if not slot[counters.GPU_BYTES]:
-            slot[counters.GPU_BYTES] = cuda.get_device_properties().total_memory
+            slot[counters.GPU_BYTES] = module.get_device_properties().total_memory
     except (KeyError, RuntimeError):  # an allocator of the script's own counts nothing
         return
 
@@ -290,8 +290,7 @@ def choose_every(step_ns: int, cost_ns: int) -> int:
 
 
 def _uses_gpu() -> bool:
-    cuda: Any = sys.modules.get("torch.cuda")
-    return cuda is not None and cuda.is_initialized() and not cuda.is_current_stream_capturing()
+    return accelerator.module_in_use() is not None and not accelerator.is_capturing()
 
 
 def _is_compiled_autograd() -> bool:

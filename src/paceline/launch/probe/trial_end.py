@@ -25,7 +25,7 @@ from paceline import counters, env
 from paceline.errors import option_invalid
 from paceline.launch.probe import ddp_settings
 from paceline.launch.probe.stage_clock import StageClock
-from paceline.machine import system
+from paceline.machine import accelerator, system
 from paceline.rundir.files import RunDir
 
 FEWEST = 4  # steps of a trial: the first two are not timed
@@ -70,9 +70,9 @@ def leave(slot: memoryview[int]) -> NoReturn:
 
 def _synchronise_gpu() -> None:
     """Wait for this rank's kernels: other ranks may still need its part of a collective."""
-    cuda: Any = sys.modules.get("torch.cuda")
-    if cuda is not None and cuda.is_initialized():
-        cuda.synchronize()
+    module = accelerator.module_in_use()
+    if module is not None:
+        module.synchronize()
 
 
 def _write_facts(slot: memoryview[int], stages: StageClock) -> None:
@@ -118,9 +118,8 @@ def _parallel_models() -> Iterator[Any]:
     module: Any = sys.modules.get("torch.nn.parallel.distributed")
     kind = getattr(module, "DistributedDataParallel", ())
     things = (thing for thing in gc.get_objects() if issubclass(type(thing), kind))
-    return iter(
-        {id(thing.module): thing for thing in things}.values()
-    )  # Session wraps a second time
+    # Session wraps a second time
+    return iter({id(thing.module): thing for thing in things}.values())
 
 
 def _buckets(models: list[Any]) -> list[int] | None:

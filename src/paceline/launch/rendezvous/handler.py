@@ -237,9 +237,8 @@ def _await_nodes(node: _Node, entry: _Entry, secret_file: SharedFile) -> Gatheri
 
     Raises RunError if nodes are missing or disagree, or this node does not have the run's secret.
     """
-    is_quiet = (
-        node.options.starter_defaults.shared_output and not entry.is_head
-    )  # the head prints the same
+    # the head prints the same
+    is_quiet = node.options.starter_defaults.shared_output and not entry.is_head
     inform = (lambda notice: None) if is_quiet else node.inform
     roll = _call_roll(node, entry, inform=inform)
     if roll.is_signed and not entry.secret:

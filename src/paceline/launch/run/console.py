@@ -71,9 +71,8 @@ def plan_streams(
     for place, bit in enumerate((OUT, ERR)):
         teed = bool(streams_of(options.tee, local_rank) & bit) and selected is not False
         redirected = bool(streams_of(options.redirects, local_rank) & bit)
-        redirected |= (
-            options.nccl_debug and bit == ERR
-        )  # torch's debug output would bury the console
+        # torch's debug output would bury the console
+        redirected |= options.nccl_debug and bit == ERR
         plain = (rank == 0 if selected is None else selected) and not redirected
         several = len(options.local_ranks_filter) > 1
         filters = (options.duplicate_stdout_filters, options.duplicate_stderr_filters)[place]

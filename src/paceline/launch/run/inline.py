@@ -26,7 +26,7 @@ from paceline.launch.in_rank import rank_entry
 from paceline.launch.plan import parsing, plan, preferences
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.task import FUNCTION, RankTask
-from paceline.machine import host, system, torch_requirements
+from paceline.machine import accelerator, host, system, torch_requirements
 
 T = TypeVar("T")
 _INTERRUPTED = 130
@@ -102,11 +102,11 @@ def _refuse_unsafe_fork() -> None:
             "paceline.launch forks this process, which is safe on Linux only",
             fix="put the function into a script and start it with: paceline run script.py",
         )
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if accelerator.module_in_use() is not None:
         raise SetupError.of(
             "cuda-in-parent",
-            "CUDA is initialised in this process, and a forked rank cannot use it again",
+            f"{accelerator.kind().upper()} is initialised in this process, and a forked rank cannot"
+            " use it again",
             where="paceline.launch",
             fix="restart the notebook's kernel, and touch the GPU inside the function only",
         )

@@ -78,7 +78,7 @@ class Staging:
         device: torch.device,  # of this rank's tensors; for a GPU the buffers are pinned
     ) -> None:
         self._device = device
-        self._pin = device.type == "cuda"
+        self._pin = device.type != "cpu"
         self._buffers: dict[str, torch.Tensor] = {}
         self._began_s: float | None = None  # when the last copy began
         self._interval_s: float | None = None  # from the copy before it to the last one
@@ -118,8 +118,8 @@ class Staging:
             buffers[name].copy_(tensor, non_blocking=self._pin)
         if not self._pin:
             return buffers, _nothing
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
+        event = torch.Event(self._device)
+        event.record(torch.accelerator.current_stream(self._device))
         return buffers, event.synchronize
 
     def settle(self) -> None:

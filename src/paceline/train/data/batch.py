@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from paceline.machine import accelerator
+
 _PLAIN = (str, bytes, int, float)
 
 
@@ -171,14 +173,14 @@ def moved(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     """Yield batches on a device."""
     if device.type == "cpu":
         return batches  # unchanged
-    if device.type == "cuda":
+    if device.type == accelerator.kind():
         return moved_ahead(batches, device)
     return (to_device(batch, device) for batch in batches)
 
 
 def moved_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     """Yield batches on a GPU; copy the next on a separate stream during the computation."""
-    stream = torch.cuda.Stream(device)
+    stream = torch.Stream(device)
 
     def start(batch: Any) -> Any:
         # The memory of a freed batch belongs to this stream, which would reuse it at once, while
@@ -186,8 +188,8 @@ def moved_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
         # were moved by their own ``to``, whose tensors cannot be found to inform the allocator. So
         # a copy waits for all work queued before it: the steps up to the one before the batch that
         # is yielded now. It overlaps with the step of that batch.
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
+        stream.wait_stream(torch.accelerator.current_stream(device))
+        with stream:
             return to_device(batch, device)
 
     try:
@@ -195,7 +197,7 @@ def moved_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     except StopIteration:
         return
     while True:
-        current = torch.cuda.current_stream(device)
+        current = torch.accelerator.current_stream(device)
         current.wait_stream(stream)
         _use_on(coming, current)
         ready = coming
@@ -207,10 +209,10 @@ def moved_ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
         yield ready
 
 
-def _use_on(batch: Any, stream: torch.cuda.Stream) -> None:
+def _use_on(batch: Any, stream: torch.Stream) -> None:
     """Keep the allocator from reusing a batch's memory before ``stream`` has used it."""
     if not isinstance(batch, torch.Tensor):
         for part in parts_of_batch(batch):
             _use_on(part, stream)
-    elif batch.is_cuda:  # some parts stay on the CPU, such as batch_sizes of a packed sequence
+    elif batch.device.type != "cpu":  # as batch_sizes of a packed sequence always is
         batch.record_stream(stream)

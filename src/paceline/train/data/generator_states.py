@@ -33,6 +33,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from paceline.machine import accelerator
 from paceline.train.data.order import derive
 
 WORDS = 624
@@ -278,21 +279,23 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 def device_random_state(device: torch.device) -> dict[str, Any]:
     """Return the state of the global generators, with that of the GPU that a rank uses."""
-    cuda = torch.cuda.get_rng_state() if device.type == "cuda" else None
-    return {**random_state(), "cuda": cuda}
+    on_cpu = device.type == "cpu"
+    of_device = None if on_cpu else torch.get_device_module(device).get_rng_state()
+    return {**random_state(), "cuda": of_device}  # of any device; checkpoints have the name
 
 
 def set_device_random_state(state: dict[str, Any], device: torch.device) -> None:
     """Set the global generators to a state that ``device_random_state`` returned."""
     set_random_state(state)
-    if state["cuda"] is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"])
+    if state["cuda"] is not None and device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(state["cuda"])
 
 
 def seed_device(seed: int) -> None:
     """Seed the global generators, including those of GPUs."""
     seed_all(seed)
-    torch.cuda.manual_seed_all(seed)  # does nothing without a GPU
+    if (kind := accelerator.kind()) != "cpu":
+        torch.get_device_module(kind).manual_seed_all(seed)
 
 
 @contextmanager

@@ -217,7 +217,7 @@ def settings(
         ranks=context.world.local_world_size,
         in_memory=is_lookup(dataset),
         stream=isinstance(dataset, IterableDataset),
-        on_gpu=context.device.type == "cuda",
+        on_gpu=context.device.type != "cpu",
         can_fork=sys.platform == "linux",
     )
     values = {name: value for name, value in options.of_torch.items() if value is not None}

@@ -60,8 +60,8 @@ def choose(name: str, device: torch.device) -> Precision:
             fix=f'Session(precision="{near}")',
         )
     uses_bf16 = torch.bfloat16 in (precision.stored, precision.computed)
-    on_gpu = device.type == "cuda"
-    if uses_bf16 and on_gpu and not torch.cuda.is_bf16_supported(including_emulation=False):
+    on_cuda = device.type == "cuda"  # others do not tell what they emulate
+    if uses_bf16 and on_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise SetupError.of(
             "bf16-emulated",
             f"{torch.cuda.get_device_name(device)} has no bfloat16 arithmetic",

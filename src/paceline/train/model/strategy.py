@@ -80,7 +80,7 @@ def _check(options: DDP, device: torch.device) -> None:
     if size is not None and (not isinstance(size, int) or size < 1):
         what = f"bucket_cap_mb={size!r} is not a whole number from 1 on"
         raise option_invalid(what, where="DDP(bucket_cap_mb=...)", fix="bucket_cap_mb=25")
-    if options.sync_batchnorm and device.type != "cuda":
+    if options.sync_batchnorm and device.type == "cpu":
         raise option_contradicted(
             "torch synchronises batch norm on GPUs only, and this rank computes on the CPU",
             where="DDP(sync_batchnorm=True)",

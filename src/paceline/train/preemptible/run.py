@@ -151,7 +151,7 @@ def _world_of_script() -> World:
 
 
 def _agreement(stop: CleanStop, world: World, device: torch.device) -> Agreement:
-    store = None
+    store, on_cpu = None, device.type == "cpu"
     if world.world_size > 1:
         number = runtime.number_of_call("preemptible")
         store = runtime.store().below(f"paceline/preemptible/{number}")
@@ -160,5 +160,5 @@ def _agreement(stop: CleanStop, world: World, device: torch.device) -> Agreement
         store,
         rank=world.rank,
         world_size=world.world_size,
-        synchronize=torch.cuda.synchronize if device.type == "cuda" else lambda: None,
+        synchronize=(lambda: None) if on_cpu else torch.accelerator.synchronize,
     )

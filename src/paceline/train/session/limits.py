@@ -142,19 +142,18 @@ class LoopDraws:
     def _states(self) -> list[Any]:
         """Return the states of torch's global generators, of the CPU and of this rank's GPU."""
         states: list[Any] = [torch.default_generator.get_state()]
-        if self._device.type == "cuda":
-            generator = torch.cuda.default_generators[self._device.index or 0]
+        if self._device.type != "cpu":
             try:
-                states.append(generator.get_offset())
+                states.append(torch.get_device_module(self._device).get_rng_state(self._device))
             except RuntimeError:  # a graph is being captured
-                states.append(None)
+                states.append(torch.empty(0, dtype=torch.uint8))
         return states
 
     def _has_drawn(self, before: list[Any]) -> bool:
         """Return whether one of torch's global generators was drawn from."""
         old, *old_of_device = before
         new, *new_of_device = self._states()
-        if old_of_device != new_of_device:
+        if not all(map(torch.equal, old_of_device, new_of_device)):
             return True
         if torch.equal(old, new):
             return False

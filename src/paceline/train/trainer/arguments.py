@@ -20,7 +20,7 @@ PRECISIONS = {
     "single": "32-true",
     "double": "64-true",
 }
-ACCELERATORS = {"auto": "", "None": "", "cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}
+ACCELERATORS = {"auto": "", "None": "", "cpu": "cpu", "gpu": "gpu", "cuda": "cuda"}
 STRATEGIES = {
     "auto": "ddp",
     "ddp_find_unused_parameters_false": "ddp",

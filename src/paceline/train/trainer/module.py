@@ -154,7 +154,7 @@ class Module(Configured, TaskHooks):
     @property
     def on_gpu(self) -> bool:
         """Whether the parameters are on a GPU."""
-        return self.device.type == "cuda"
+        return self.device.type != "cpu"
 
     @property
     def current_epoch(self) -> int:

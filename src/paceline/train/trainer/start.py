@@ -84,7 +84,8 @@ def check_world(devices: int | None, num_nodes: int, session: Session) -> None:
 def check_device(device_type: str, session: Session) -> None:
     """Refuse ranks on another type of device than the Trainer requests."""
     present = session.device.type
-    if device_type in ("", present):
+    is_any_gpu = device_type == "gpu" and present != "cpu"
+    if device_type in ("", present) or is_any_gpu:
         return
     if device_type == "cpu":
         fix = "export CUDA_VISIBLE_DEVICES= (empty) hides the GPUs from this run"

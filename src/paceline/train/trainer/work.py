@@ -41,9 +41,9 @@ class Work:
         self.module = task if isinstance(task, nn.Module) else Parts(task)
         ready: Any = session.setup(self.module, *optimizers)
         self._wrapped: nn.Module = ready[0] if optimizers else ready
-        self.is_sharded = any(
-            hasattr(parameter, "device_mesh") for parameter in self._wrapped.parameters()
-        )  # whether the module is sharded, so that every forward is a collective
+        parameters = self._wrapped.parameters()
+        # whether the module is sharded, so that every forward is a collective
+        self.is_sharded = any(hasattr(parameter, "device_mesh") for parameter in parameters)
         self._methods: dict[str, Callable[..., Any]] = {}
 
     def train(self, *inputs: Any) -> Any:

@@ -199,8 +199,8 @@ def test_cpus_of_ranks_that_mpirun_has_bound(monkeypatch, bound, expected):
 
 
 def test_more_tasks_than_gpus(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("paceline.machine.accelerator.kind", lambda: "cuda")
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 2)
     world = World(
         rank=3,
         world_size=4,
@@ -219,9 +219,9 @@ def test_more_tasks_than_gpus(monkeypatch):
 def test_a_task_of_mpirun_may_have_a_gpu_of_its_own(monkeypatch, devices, index):
     """A script around each task shows it one GPU; without one, the node has one for all tasks."""
     chosen = []
-    monkeypatch.setattr(runtime.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(runtime.torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(runtime.torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr("paceline.machine.accelerator.kind", lambda: "cuda")
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 1)
+    monkeypatch.setattr("torch.accelerator.set_device_index", chosen.append)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if devices is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)

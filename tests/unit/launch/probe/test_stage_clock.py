@@ -159,31 +159,3 @@ def test_an_evaluation_of_many_batches_is_part_of_its_step(board, monkeypatch):
     timed = stages_of(board)
     assert len(timed) == 4  # the first step is not timed, and the last one has no end
     assert all(stages[OTHER] > 36 * PAUSE_S / 10 * 1e9 for stages in timed)
-
-
-class Event:
-    """Stands in for a CUDA event: its time is that of the clock."""
-
-    def __init__(self):
-        self.time_s = time.perf_counter()
-
-    def query(self):
-        return True
-
-    def elapsed_time(self, later):
-        return (later.time_s - self.time_s) * 1e3
-
-
-@pytest.mark.parametrize(
-    ("place", "where"),
-    [(OPTIMIZER, "optimizer"), (OTHER, "other"), (DATA, "data"), (FORWARD, "forward")],
-)
-def test_events_of_a_gpu_are_read_a_step_later(board, monkeypatch, place, where):
-    monkeypatch.setattr(stage_clock, "_uses_gpu", lambda: True)
-    monkeypatch.setattr(stage_clock, "_event", Event)
-    train(where)
-    timed = stages_of(board)
-    assert len(timed) >= 7
-    for stages in timed:
-        assert PAUSE_S * 0.95e9 < stages[place] < sum(stages)
-        assert sum(stages) - stages[place] < PAUSE_S * 1e9

@@ -186,20 +186,6 @@ def test_arrays_inside_another_dataset_are_a_function_of_the_index_too():
     assert equal(*both)
 
 
-def test_batches_on_another_device_are_transformed_there(monkeypatch):
-    """The meta device has no pixels, but shows where a transform runs and what it makes."""
-    devices = []
-
-    def record(images, random):
-        devices.append(images.device.type)
-        return images
-
-    dataset = labelled(transform=[record, RandomFlip(), Normalize(MEAN, STD)])
-    (images, labels), *_ = make_loader(dataset, batch_size=LENGTH, device="meta")
-    assert devices == ["meta"]
-    assert (images.device.type, images.dtype, labels.device.type) == ("meta", torch.float32, "meta")
-
-
 def test_what_torch_computes_on_a_device_is_what_numpy_computes_here(monkeypatch):
     here = samples(labelled().batches(5))
     monkeypatch.setattr(transforms_module, "_has_numpy_type", lambda images: False)

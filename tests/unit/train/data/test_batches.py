@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections import namedtuple
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
@@ -24,7 +22,7 @@ from torch.utils.data import (
     random_split,
 )
 
-from paceline.train.data.batch import moved_ahead, to_device, without_rows
+from paceline.train.data.batch import to_device, without_rows
 from paceline.train.data.samples import in_memory, takes_batches
 from unit.train.data.test_modules import drawn, make, refused
 
@@ -190,76 +188,6 @@ def test_a_dataclass_is_moved_and_not_made_anew():
     moved = to_device(Normed(torch.ones(2)), torch.device("cpu"))
     assert moved.x.tolist() == [0.0, 0.0], "it was normed once"
     assert to_device(Normed(torch.ones(2)), meta).mean.device == meta
-
-
-class OnGpu(torch.Tensor):
-    """A tensor of the CPU that says it were on a GPU."""
-
-    is_cuda = True
-    recorded: ClassVar[list[Any]] = []
-
-    def record_stream(self, stream):
-        OnGpu.recorded.append((stream.name, self.tolist()))
-
-
-class FakeStream:
-    def __init__(self, name, events):
-        self.name, self.events = name, events
-
-    def wait_stream(self, other):
-        self.events.append(f"{self.name} waits for {other.name}")
-
-
-class OfItself:
-    """Moved by its own method."""
-
-    def __init__(self, number, events):
-        self.number, self.events = number, events
-
-    def to(self, device):
-        self.events.append(f"copy {self.number}")
-        return self
-
-
-@pytest.fixture
-def streams(monkeypatch):
-    """Events of two streams: the one that copies and the one that computes."""
-    events = []
-    main = FakeStream("main", events)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream("copying", events))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
-    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
-    monkeypatch.setattr(OnGpu, "recorded", [])
-    return events
-
-
-def test_a_copy_waits_for_the_kernels_of_earlier_batches(streams):
-    for batch in moved_ahead(
-        iter([OfItself(number, streams) for number in range(3)]), torch.device("cpu")
-    ):
-        streams.append(f"step {batch.number}")
-    copy, use = "copying waits for main", "main waits for copying"
-    assert streams == [
-        copy,
-        "copy 0",
-        use,
-        copy,
-        "copy 1",
-        "step 0",
-        use,
-        copy,
-        "copy 2",
-        "step 1",
-        use,
-        "step 2",
-    ]
-
-
-def test_only_memory_of_the_gpu_is_recorded(streams):
-    packed = pack_sequence([torch.ones(2)])
-    batch = (packed, torch.ones(3).as_subclass(OnGpu))
-    assert len(list(moved_ahead(iter([batch]), torch.device("cpu")))) == 1
-    assert OnGpu.recorded == [("main", [1.0, 1.0, 1.0])]
 
 
 # Adopted loaders

@@ -164,11 +164,6 @@ def test_to_device_moves_all_parts():
     assert to_device(packed, meta).data.device == meta
 
 
-def test_batches_come_on_the_device():
-    (batch,) = make(range(3), batch_size=4, device=torch.device("meta"))
-    assert batch.device.type == "meta"
-
-
 # Which batch a backward belongs to
 
 

@@ -4,6 +4,7 @@ import copy
 import itertools
 import sys
 from collections import OrderedDict, namedtuple
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +30,6 @@ def unlaunched(monkeypatch):
     for variable in env.variables():
         if variable.name not in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
             monkeypatch.delenv(variable.name, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 @pytest.fixture
@@ -309,9 +309,9 @@ def test_a_timeout_is_no_mistake_in_a_world_of_one():
 def gpus(monkeypatch):
     """Pretend that there are GPUs; returns what was made the current one."""
     seen = SimpleNamespace(count=2, current=None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen.count)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: setattr(seen, "current", index))
+    monkeypatch.setattr("paceline.machine.accelerator.kind", lambda: "cuda")
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: seen.count)
+    monkeypatch.setattr("torch.accelerator.set_device_index", partial(setattr, seen, "current"))
     return seen
 
 

@@ -24,7 +24,6 @@ def unlaunched(monkeypatch, tmp_path):
     for variable in env.variables():
         if variable.name not in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
             monkeypatch.delenv(variable.name, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
 
 

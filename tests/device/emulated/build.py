@@ -1,0 +1,59 @@
+"""Compile the extension once for these sources, this torch and this Python."""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+SOURCES = Path(__file__).parent / "csrc"
+CACHE = Path(__file__).parents[3] / ".cache" / "emulated-device"
+_FLAGS = ("-O1", "-std=c++20")
+
+
+def missing_for_build() -> str:
+    """Return what the build needs and this machine lacks; empty if it can build or has built."""
+    if built().exists():
+        return ""
+    programs = [name for name in ("g++", "ninja") if shutil.which(name) is None]
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    return ", ".join([*programs, *([] if header.exists() else ["Python.h"])])
+
+
+def built() -> Path:
+    """Return where the compiled extension is, or will be."""
+    digest = hashlib.sha256(" ".join((torch.__version__, sys.version, *_FLAGS)).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    return CACHE / digest.hexdigest()[:16] / "emulated_device.so"
+
+
+def load() -> ModuleType:
+    """Return the extension, compiled first if it is not yet; processes wait for each other."""
+    path = built()
+    if not path.exists():
+        _build(path)
+    spec = importlib.util.spec_from_file_location("emulated_device", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _build(path: Path) -> None:
+    from torch.utils import cpp_extension
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("MAX_JOBS", "2")
+    cpp_extension.load(
+        name=path.stem,
+        sources=[str(source) for source in sorted(SOURCES.glob("*.cpp"))],
+        build_directory=str(path.parent),
+        extra_cflags=list(_FLAGS),
+        is_python_module=False,
+    )
