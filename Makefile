@@ -132,4 +132,5 @@ $(BIN)/python:
 
 .make-test: .make-demo
 	$(PIP) -e ".[torch,examples,dev,docs,peers,ecosystem,why,report,release]"
+	$(BIN)/python tests/device/emulated/build.py
 	touch $@

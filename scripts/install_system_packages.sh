@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests in network namespaces, on a Slurm cluster, under mpirun and in a browser need, where that is
-# possible. Without iproute2, iptables, Open MPI, MPICH and chromium tests are skipped; without Slurm and munge they fail, since what Slurm does is
+# Installs what the tests in network namespaces, on a Slurm cluster, under mpirun, in a browser and on an emulated
+# accelerator need, where that is possible. Without iproute2, iptables, Open MPI, MPICH and chromium tests are skipped; without Slurm and munge they fail, since what Slurm does is
 # known from nothing else.
 set -eu
 missing=()
@@ -11,6 +11,9 @@ command -v slurmctld >/dev/null || missing+=(slurmctld)
 command -v slurmd >/dev/null || missing+=(slurmd)
 command -v sbatch >/dev/null || missing+=(slurm-client)
 command -v munged >/dev/null || missing+=(munge)
+command -v g++ >/dev/null || missing+=(g++)
+header="import sysconfig; open(sysconfig.get_paths()['include'] + '/Python.h')"
+python3 -c "$header" 2>/dev/null || missing+=(python3-dev)
 browser=()
 command -v chromium >/dev/null || browser+=(chromium fonts-dejavu-core)  # looks at the pages of paceline report
 mpi=()  # both can be installed: mpirun.openmpi and mpirun.mpich

@@ -21,7 +21,7 @@ MISSING = missing_for_build()
 
 def pytest_collection_modifyitems(items):
     if MISSING:
-        reason = f"the emulated accelerator is compiled, and {MISSING} is missing: scripts/install_system_packages.sh"
+        reason = f"{MISSING} is missing to compile the emulated accelerator: scripts/install_system_packages.sh"
         for item in items:
             if HERE in item.path.parents:
                 item.add_marker(pytest.mark.skip(reason=reason))

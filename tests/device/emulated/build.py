@@ -1,4 +1,7 @@
-"""Compile the extension once for these sources, this torch and this Python."""
+"""Compile the extension once for these sources, this torch and this Python.
+
+As a program, compile it if that is possible here, and say what is missing otherwise.
+"""
 
 import hashlib
 import importlib.util
@@ -18,11 +21,10 @@ _FLAGS = ("-O1", "-std=c++20")
 
 def missing_for_build() -> str:
     """Return what the build needs and this machine lacks; empty if it can build or has built."""
-    if built().exists():
-        return ""
-    programs = [name for name in ("g++", "ninja") if shutil.which(name) is None]
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    return ", ".join([*programs, *([] if header.exists() else ["Python.h"])])
+    if built().exists() or (shutil.which("g++") and header.exists()):
+        return ""
+    return "a C++ compiler (g++) or Python.h"
 
 
 def built() -> Path:
@@ -50,6 +52,9 @@ def _build(path: Path) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("MAX_JOBS", "2")
+    os.environ["PATH"] = os.pathsep.join(
+        (sysconfig.get_path("scripts"), os.environ["PATH"])
+    )  # ninja
     cpp_extension.load(
         name=path.stem,
         sources=[str(source) for source in sorted(SOURCES.glob("*.cpp"))],
@@ -57,3 +62,17 @@ def _build(path: Path) -> None:
         extra_cflags=list(_FLAGS),
         is_python_module=False,
     )
+
+
+def main() -> None:
+    """Compile it, or say what is missing."""
+    missing = missing_for_build()
+    if missing:
+        print(f"the tests on an emulated accelerator are skipped: {missing} is missing")
+    elif not built().exists():
+        print("compiling the emulated accelerator, which takes a minute", flush=True)
+        _build(built())
+
+
+if __name__ == "__main__":
+    main()
