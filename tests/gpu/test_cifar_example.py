@@ -14,7 +14,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "cifar10.py"
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
 def test_it_learns_the_made_up_rule(tmp_path):
     words = ("--small", "--precision", "bf16-mixed", "--sync-batchnorm", "--recompute")
     ended = paceline(tmp_path, "run", EXAMPLE, *words)

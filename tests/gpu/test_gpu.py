@@ -1,4 +1,7 @@
-"""What needs a GPU: skipped without one, run by hand or where a machine has one."""
+"""What needs a GPU: skipped without one, run by hand or where a machine has one.
+
+What is not CUDA's own runs on the emulated accelerator too (tests/device/test_gpu_tests.py).
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,9 @@ from paceline.train.session import run_folder
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU"),
 ]
+of_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with CUDA")
 
 ROOT = Path(__file__).parents[2]
 PACELINE = Path(sys.executable).parent / "paceline"
@@ -37,6 +41,7 @@ def paceline_run(folder, *args):
     )
 
 
+@of_cuda
 def test_one_rank_per_gpu_over_nccl(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
@@ -60,6 +65,7 @@ def test_the_example_trains_on_gpus(tmp_path):
     assert float(re.search(r"epoch 10: 360 samples, accuracy ([\d.]+) %", ended.stdout)[1]) >= 97
 
 
+@of_cuda
 def test_nccl_debug_is_summarised(tmp_path):
     ended = paceline_run(
         tmp_path, "--nccl-debug", ROOT / "tests" / "launch" / "scripts" / "raw_ddp.py"
@@ -70,12 +76,12 @@ def test_nccl_debug_is_summarised(tmp_path):
 
 @pytest.mark.parametrize("precision", ["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"])
 def test_a_training_goes_on_from_its_checkpoint(tmp_path, precision):
-    """The second half after a restore is the second half of the whole, with batches copied ahead and pinned memory."""
+    """The second half after a restore is the second half of the whole: batches copied ahead, pinned memory, dropout."""
 
     def losses(folder, *, until=None):
         session = Session(precision=precision, seed=0, run_dir=folder)
         x = torch.randn(70, 8, generator=torch.Generator().manual_seed(0))
-        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 1))
         model, optimizer = session.setup(model, torch.optim.AdamW(model.parameters(), lr=0.01))
         loader = session.loader(
             TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8, shuffle=True
@@ -107,12 +113,13 @@ def test_a_training_goes_on_from_its_checkpoint(tmp_path, precision):
 def script(folder, *, before="", within="", after=""):
     """Write a training whose products take some milliseconds on the GPU; code is added to its step."""
     (folder / "train.py").write_text(
-        "import torch\nfrom torch import nn\nfrom torch.utils.data import DataLoader, TensorDataset\n"
-        "model = nn.Linear(256, 256).cuda(); optimizer = torch.optim.SGD(model.parameters(), 1e-3)\n"
+        "import time\nimport torch\nfrom torch import nn\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "device = torch.accelerator.current_accelerator()\n"
+        "model = nn.Linear(256, 256).to(device); optimizer = torch.optim.SGD(model.parameters(), 1e-3)\n"
         "data = TensorDataset(torch.randn(2000, 256)); kept = []\n"
         "for epoch in range(4):\n"
         "    for (x,) in DataLoader(data, 10):\n"
-        f"        x = x.cuda(); {within}\n"
+        f"        x = x.to(device); {within}\n"
         "        loss = model(x).square().mean(); optimizer.zero_grad(); loss.backward()\n"
         f"        {before}\n"
         "        optimizer.step()\n"
@@ -127,6 +134,7 @@ def script(folder, *, before="", within="", after=""):
 SLEEP = "torch.cuda._sleep(20_000_000)"
 
 
+@of_cuda
 @pytest.mark.parametrize(
     ("place", "stage"), [("within", "forward"), ("before", "optimizer"), ("after", "other")]
 )
@@ -139,7 +147,9 @@ def test_a_slow_kernel_is_charged_to_its_stage(tmp_path, place, stage):
 
 
 def test_memory_of_the_gpu_is_in_the_speed_of_a_run(tmp_path):
-    ended, run = script(tmp_path, after="kept.append(torch.empty(1 << 18, device='cuda'))")
+    # Ranks are described every 5 s, and 800 steps may take less.
+    keep = "kept.append(torch.empty(1 << 18, device=device)); time.sleep(0.01)"
+    ended, run = script(tmp_path, after=keep)
     assert ended.returncode == 0, ended.stderr
     speed = json.loads((run / "speed.json").read_text())
     (rank,) = speed["ranks"]
@@ -151,10 +161,11 @@ def test_memory_of_the_gpu_is_in_the_speed_of_a_run(tmp_path):
     ("code", "name"),
     [
         ("x = x.cpu()", "device-mismatch"),
-        ("kept.append(torch.empty(1 << 42, device='cuda'))", "cuda-oom"),
-        (
-            "kept.append(torch.ones(3, device='cuda')[x[0].long() + 7].sum().item())",
+        ("kept.append(torch.empty(1 << 42, device=device))", "cuda-oom"),
+        pytest.param(
+            "kept.append(torch.ones(3, device=device)[x[0].long() + 7].sum().item())",
             "device-side-assert",
+            marks=of_cuda,
         ),
     ],
 )
@@ -164,6 +175,7 @@ def test_mistakes_are_named(tmp_path, code, name):
     assert f" {name}]" in ended.stderr, ended.stderr
 
 
+@of_cuda
 def test_more_ranks_than_gpus_are_verified_on_cpus(tmp_path):
     ranks = torch.cuda.device_count() + 1
     ended = subprocess.run(

@@ -13,6 +13,7 @@ import pytest
 from accelerator_uses import (
     CUDA_HEADING,
     ONLY_A_GPU,
+    PAGE,
     READERS,
     WAITS,
     WAITS_HEADING,
@@ -43,12 +44,17 @@ def test_each_wait_for_the_device_is_listed_with_its_test(sources):
     assert sorted(table - used) == [], "on the page, and gone"
 
 
-def test_the_tests_that_hold_a_wait_exist():
+def test_each_wait_names_a_test():
     for place, last in listed(WAITS_HEADING).items():
-        tests = re.findall(r"`(tests/device/\w+\.py)::(\w+)`", last)
-        assert tests or last.startswith(ONLY_A_GPU), place
-        for file, name in tests:
-            assert f"def {name}(" in (ROOT / file).read_text(), (place, name)
+        assert "::test_" in last or last.startswith(ONLY_A_GPU), place
+
+
+def test_the_tests_that_the_page_names_exist():
+    named = re.findall(r"`(?:(tests/[\w/]+\.py)::)?(test_\w+)`", PAGE.read_text(encoding="utf-8"))
+    assert len(named) > 20
+    for file, name in named:
+        text = (ROOT / (file or "tests/device/test_waits.py")).read_text(encoding="utf-8")
+        assert f"def {name}(" in text, name
 
 
 @pytest.mark.parametrize(

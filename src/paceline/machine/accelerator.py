@@ -41,7 +41,10 @@ def module_in_use() -> Any:
 
 def kind_in_use() -> str:
     """Return the type of the accelerator that this process uses; ``"cpu"`` if none."""
-    return "cpu" if module_in_use() is None else kind()
+    import torch
+
+    found = torch.accelerator.current_accelerator()
+    return "cpu" if found is None or module_in_use() is None else found.type
 
 
 def is_capturing() -> bool:
