@@ -158,7 +158,8 @@ def _local(parameter: Any) -> Any:
         and local.layout == torch.strided
         and local.is_floating_point()
     )
-    if not is_dense or not local.numel() or local.is_meta:
+    kinds = ("cpu", accelerator.kind_in_use())
+    if not is_dense or not local.numel() or local.device.type not in kinds:
         return None
     return local.detach()
 
