@@ -3,15 +3,37 @@
 In a world of one there is no group and no variable, as where ``python train.py`` starts a Session.
 """
 
+import os
 import socket
+from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 
+from paceline import env
+from paceline.machine import accelerator
 from paceline.testing.job import BARE, VARIABLES, unpack
 from paceline.testing.pool import RankCall, Ranks
 from paceline.testing.processes import Style
 
 COLLECTIVE_TIMEOUT_S = 15
+
+
+def on_accelerator(function, *args):
+    """Call a function on ranks that use this machine's accelerator, which the plugin hides from them."""
+    del os.environ[env.CUDA_DEVICES]
+    if dist.is_initialized():
+        kind, rank, size = accelerator.kind(), dist.get_rank(), dist.get_world_size()
+        store = dist.PrefixStore(kind, dist.distributed_c10d._get_default_store())
+        dist.destroy_process_group()
+        dist.init_process_group(
+            f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}",
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+        )
+    return function(*args)
 
 
 class SessionRanks:
@@ -26,6 +48,8 @@ class SessionRanks:
         The function is at the top of a test module, ``args`` are plain data. In a world of one
         there is no group. ``launched`` sets torchrun's variables instead of making a group.
         """
+        if accelerator.kind() != "cpu":
+            function, args = on_accelerator, (function, *args)
         outcomes = self._pool.call(
             RankCall(function, args),
             world_size=world_size,

@@ -9,14 +9,19 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from paceline import env
+
 
 def kind() -> str:
     """Return the type of device that ranks compute on: this machine's accelerator, or ``"cpu"``.
 
-    Apple's MPS is left out, since torch has no collectives for it.
+    Apple's MPS is left out, since torch has no collectives for it. An empty
+    ``CUDA_VISIBLE_DEVICES``, which hides GPUs in every fix of ours, hides any other too.
     """
     import torch
 
+    if env.read(env.CUDA_DEVICES) == "":
+        return "cpu"
     found = torch.accelerator.current_accelerator()
     if found is None or found.type == "mps" or not torch.accelerator.is_available():
         return "cpu"

@@ -136,7 +136,7 @@ class Loop:
 
 def alike(one, other):
     return all(
-        torch.equal(torch.as_tensor(mine), torch.as_tensor(theirs))
+        torch.equal(torch.as_tensor(mine).cpu(), torch.as_tensor(theirs).cpu())
         for mine, theirs in zip(one, other, strict=True)
     )
 

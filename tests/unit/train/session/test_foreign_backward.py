@@ -100,8 +100,8 @@ def test_gradients_by_autograd_grad_are_the_scripts_own():
 
 
 def test_other_models_are_nobodys_business():
-    _, model, optimizer, loader = training()
-    other = nn.Linear(4, 1)
+    session, model, optimizer, loader = training()
+    other = nn.Linear(4, 1, device=session.device)
     others = torch.optim.SGD(other.parameters(), lr=0.1)
     for (x,) in loader:
         other(x).mean().backward()

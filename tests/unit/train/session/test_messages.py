@@ -81,7 +81,7 @@ def test_what_is_not_a_number_is_refused(session, value, what):
 
 def test_a_loss_without_gradient(session):
     model = session.setup(nn.Linear(2, 1))
-    loss = model(torch.ones(1, 2)).mean()
+    loss = model(torch.ones(1, 2, device=session.device)).mean()
     assert "detached" in finding_of(session.backward, loss.detach()).what
     with torch.no_grad():
         assert "no_grad" in finding_of(session.backward, loss * 1).what

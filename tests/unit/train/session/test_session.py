@@ -14,6 +14,7 @@ from torch import nn
 import paceline
 from paceline import Session, env
 from paceline.errors import SetupError, UsageError
+from paceline.machine import accelerator
 from paceline.train import runtime
 from paceline.world import World
 
@@ -52,7 +53,7 @@ def test_a_world_of_one(session):
         0,
         True,
     )
-    assert session.device == torch.device("cpu")
+    assert session.device.type == accelerator.kind()
     assert not torch.distributed.is_initialized()
 
 
@@ -120,7 +121,7 @@ def test_an_optimizer_of_two_models(session):
 
 
 def test_backward_is_that_of_the_loss(session):
-    model = nn.Linear(3, 1)
+    model = nn.Linear(3, 1, device=session.device)
     for x in session.loader(torch.ones(5, 3), 2):
         loss = model(x).mean()
         (expected,) = torch.autograd.grad(loss, model.weight, retain_graph=True)
@@ -373,7 +374,8 @@ def test_a_module_computes_as_the_last_session_has_it(first):
     for each in (model, copy.deepcopy(model)):
         each.to(torch.float32)  # types of parameters are not taken back
         for precision, computed in (("bf16-mixed", torch.bfloat16), ("32-true", torch.float32)):
-            Session(precision=precision).setup(each)
-            each(torch.ones(1, 2))
+            session = Session(precision=precision)
+            session.setup(each)
+            each(torch.ones(1, 2, device=session.device))
             assert each.seen == (torch.float32, computed)
-            assert not torch.is_autocast_enabled("cpu")
+            assert not torch.is_autocast_enabled(session.device.type)

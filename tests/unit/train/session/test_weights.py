@@ -239,7 +239,7 @@ def trained(folder, wrap, *, steps):
     model, optimizer = session.setup(model, torch.optim.AdamW(model.parameters(), lr=0.1))
     session.restore("latest")
     for _ in range(steps):
-        session.backward(model(torch.eye(4)).square().mean())
+        session.backward(model(torch.eye(4, device=session.device)).square().mean())
         optimizer.step()
         optimizer.zero_grad()
     session.save(wait=True)

@@ -11,7 +11,7 @@ import torch
 
 from paceline import Module
 
-pytestmark = pytest.mark.ci
+pytestmark = [pytest.mark.ci, pytest.mark.cpu]  # Lightning computes on the CPU
 
 RUN = Path(__file__).with_name("lightning_run.py")
 QUICK = ("averaged.py", "boring.py", "bug_report_model.py", "multitask.py")

@@ -215,7 +215,7 @@ def test_hooks_around_the_transfer_of_a_batch():
     made, task = trainer(max_epochs=1), Doubles()
     made.fit(task, Moves())
     made.validate(task)
-    assert calls == ["before", "cpu", "after"] * 3
+    assert calls == ["before", str(made.session.device), "after"] * 3
     (found,) = made.predict(task)
     assert found.tolist() == (2 * next(iter(loader(4)))[0]).tolist()
 

@@ -10,7 +10,7 @@ from paceline.errors import UsageError
 from paceline.train.session import run_folder
 from paceline.train.trainer.fitting import Fit
 from refusals import refusal
-from unit.train.trainer.training import Task, dataset, loader, mse, rows, trainer, weights
+from unit.train.trainer.training import Task, dataset, loader, loss_of, rows, trainer, weights
 
 # From one run to the next
 
@@ -262,8 +262,7 @@ def test_a_checkpoint_from_the_middle_of_an_epoch_is_tested_on_other_data():
     trainer(max_steps=7).fit(trained, loader())
     task = Task()
     (values,) = trainer().test(task, loader(7), ckpt_path="last")
-    x, y = dataset(7).tensors
-    assert values["test_loss"] == pytest.approx(mse(trained.net(x), y).item(), abs=1e-14)
+    assert values["test_loss"] == pytest.approx(loss_of(trained, 7), abs=1e-14)
     finding = refusal(UsageError, trainer().fit, Task(), loader(7), ckpt_path="last")
     assert finding.name == "data-changed"
 

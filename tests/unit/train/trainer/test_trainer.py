@@ -15,8 +15,8 @@ from refusals import refusal
 from unit.train.trainer.training import (
     Stops,
     Task,
-    dataset,
     loader,
+    loss_of,
     mse,
     rows,
     scripted,
@@ -61,7 +61,7 @@ def test_accumulation_and_clipping():
         torch.nn.utils.clip_grad_norm_(by_hand.parameters(), 0.1)
         optimizer.step()
         optimizer.zero_grad()
-    assert torch.allclose(task.net.weight, by_hand.net.weight, atol=1e-12)
+    assert torch.allclose(task.net.weight.cpu(), by_hand.net.weight, atol=1e-12)
 
 
 def test_clipping_by_value():
@@ -69,7 +69,7 @@ def test_clipping_by_value():
     before = task.net.weight.detach().clone()
     options = {"gradient_clip_val": 1e-3, "gradient_clip_algorithm": "value", "max_steps": 1}
     trainer(**options, enable_checkpointing=False).fit(task, loader())
-    assert (task.net.weight - before).abs().max() <= 1e-3 + 1e-12
+    assert (task.net.weight.cpu() - before).abs().max() <= 1e-3 + 1e-12
 
 
 @pytest.mark.parametrize(
@@ -254,8 +254,7 @@ def test_should_stop_ends_after_the_epoch():
 def test_validate_and_test_return_exact_means():
     task, made = Task(), trainer()
     made.fit(task, loader(), loader(7))
-    x, y = dataset(7).tensors
-    expected = mse(task.net(x), y).item()
+    expected = loss_of(task, 7)
     assert made.validate(task, loader(7)) == [{"val_loss": pytest.approx(expected, abs=1e-14)}]
     (values,) = made.test(dataloaders=loader(7))
     assert values == {
@@ -267,8 +266,7 @@ def test_validate_and_test_return_exact_means():
 def test_validate_needs_no_fit():
     task = Task()
     ((_, value),) = trainer().validate(task, loader(7))[0].items()
-    x, y = dataset(7).tensors
-    assert value == pytest.approx(mse(task.net(x), y).item(), abs=1e-14)
+    assert value == pytest.approx(loss_of(task, 7), abs=1e-14)
 
 
 def test_the_best_checkpoint_is_tested():
@@ -300,8 +298,7 @@ def test_a_checkpoint_from_the_middle_of_an_epoch_is_tested_on_all_samples():
     trainer(max_steps=7).fit(Task(), loader())
     task = Task()
     (values,) = trainer().test(task, loader(), ckpt_path="last")
-    x, y = dataset().tensors
-    assert values["test_loss"] == pytest.approx(mse(task.net(x), y).item(), abs=1e-14)
+    assert values["test_loss"] == pytest.approx(loss_of(task), abs=1e-14)
 
 
 @pytest.mark.parametrize(
