@@ -27,17 +27,19 @@ ALONE := -n 1
 
 # A quick test takes at most 15 s on two idle cores, or it is marked slow; which took longer is listed.
 test: .make-test
+	$(BIN)/python tests/device/emulated/build.py
 	$(BIN)/python -m pytest $(PARALLEL) --durations 0 --durations-min 15 -m "$(QUICK)"
 
 # The part of the other suites that tests/representative.txt names: the whole takes longer than CI may.
-test-ci: test
-	bash scripts/install_system_packages.sh
+test-ci: system-packages test
 	$(BIN)/python -m pytest $(WITH_SLURM) -m "(ci and $(SHORT) or healthy and not slow or representative) and not alone" --ignore=tests/faults
 	$(BIN)/python -m pytest $(ALONE) -m "alone or (browser and not slow)"
 	$(BIN)/python -m pytest $(ALONE) -m "representative and not alone" tests/faults
 
-test-all: test
+system-packages:
 	bash scripts/install_system_packages.sh
+
+test-all: system-packages test
 	$(BIN)/python -m pytest $(PARALLEL) -m "(ci or slow or namespaces or healthy) and not slurm and not alone" --ignore=tests/faults
 	$(BIN)/python -m pytest $(ALONE) -m "alone or browser"
 	$(BIN)/python -m pytest $(ALONE) tests/faults
@@ -132,5 +134,4 @@ $(BIN)/python:
 
 .make-test: .make-demo
 	$(PIP) -e ".[torch,examples,dev,docs,peers,ecosystem,why,report,release]"
-	$(BIN)/python tests/device/emulated/build.py
 	touch $@
