@@ -50,10 +50,10 @@ def start(tmp_path):
     """Return a function that starts a program with the device; it returns what the program came to.
 
     A program is a text, or a function that imports what it needs. ``ranks`` starts it with ``paceline run``, ``command``
-    with another command of paceline; the other names are knobs of the device.
+    with another command of paceline; ``hidden`` hides the device; the other names are its knobs.
     """
 
-    def run(program, *arguments, ranks=0, command=(), timeout=120, **knobs):
+    def run(program, *arguments, ranks=0, command=(), hidden=False, timeout=120, **knobs):
         script = tmp_path / "program.py"
         script.write_text(text_of(program), encoding="utf-8")
         begin = [sys.executable]
@@ -66,7 +66,7 @@ def start(tmp_path):
         return subprocess.run(
             [*begin, str(script), *arguments],
             cwd=tmp_path,
-            env=environment(**knobs),
+            env=environment(**knobs) | ({"CUDA_VISIBLE_DEVICES": ""} if hidden else {}),
             capture_output=True,
             text=True,
             timeout=timeout,

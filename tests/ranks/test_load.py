@@ -42,7 +42,7 @@ def load(folder, strategy):
 
 def values(model):
     with torch.no_grad():
-        return model(torch.eye(4)).tolist()
+        return model(torch.eye(4, device=next(model.parameters()).device)).tolist()
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

@@ -224,6 +224,7 @@ def told_of_nothing():
     return told(nn.Dropout(0.0), nn.GroupNorm(1, 3))
 
 
+@pytest.mark.cpu
 def test_limits_are_reported_on_rank_0_only_where_they_apply(ranks):
     main, other = ranks.run(told_of_dropout, world_size=2)
     assert other == ""
@@ -395,6 +396,7 @@ def run_script(script, port):
     return [process.returncode for process in processes], printed, tuple(err for _, err in outputs)
 
 
+@pytest.mark.cpu
 def test_the_end_of_a_script_closes_the_group(port):
     codes, out, (main, other) = run_script(SUCCEEDS, port)
     assert codes == [0, 0], main + other

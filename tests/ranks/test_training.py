@@ -113,7 +113,7 @@ def overflow_on_one_rank(folder, strategy):
     model = net()
     model = session.setup(model)
     before = session._gradients.scale.value
-    loss = model(torch.ones(3, 6)).sum()
+    loss = model(torch.ones(3, 6, device=session.device)).sum()
     session.backward(loss * (float("inf") if session.rank == 1 else 1.0))
     return (
         before,
@@ -346,7 +346,7 @@ def second_loss():
     session = Session()
     model = net()
     model, _ = session.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    output = model(torch.ones(2, 6))
+    output = model(torch.ones(2, 6, device=session.device))
     session.backward(output.sum(), weight=2)
     return name_of(lambda: session.backward(output.mean(), weight=2))
 
@@ -354,14 +354,18 @@ def second_loss():
 def unwrapped():
     session = Session()
     model = session.setup(net())
-    return name_of(lambda: session.backward(session.unwrap(model)(torch.ones(2, 6)).sum()))
+    return name_of(
+        lambda: session.backward(
+            session.unwrap(model)(torch.ones(2, 6, device=session.device)).sum()
+        )
+    )
 
 
 def through_another():
     """A's gradient would stay local, although B, which has run, gets its own averaged."""
     session = Session()
     first, second = session.setup(nn.Linear(6, 6)), session.setup(nn.Linear(6, 1))
-    x = torch.ones(2, 6)
+    x = torch.ones(2, 6, device=session.device)
     session.backward(second(first(x)).sum())
     return name_of(lambda: session.backward(second(session.unwrap(first)(x)).sum()))
 
@@ -428,7 +432,8 @@ def copy_model():
     session = Session()
     model = session.setup(net())
     copied = copy.deepcopy(model)
-    return copied is not model and torch.equal(copied(torch.ones(1, 6)), model(torch.ones(1, 6)))
+    x = torch.ones(1, 6, device=session.device)
+    return copied is not model and torch.equal(copied(x), model(x))
 
 
 def test_a_model_can_be_copied(ranks):
@@ -464,7 +469,7 @@ def restore_late(folder, late):
         session.restore()
     rates = []
     for _ in range(5):
-        session.backward(model(torch.ones(2, 6)).sum())
+        session.backward(model(torch.ones(2, 6, device=session.device)).sum())
         optimizer.step()
         schedule.step()
         rates.append(optimizer.param_groups[0]["lr"])
@@ -833,7 +838,7 @@ def keep_objects(precision):
     keys, hooks = list(mine.state_dict()), len(mine._forward_hooks)
     optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
     model, same = session.setup(mine, optimizer)
-    session.backward(model(torch.ones(2, 6)).sum())
+    session.backward(model(torch.ones(2, 6, device=session.device)).sum())
     return (
         isinstance(model, DistributedDataParallel) and isinstance(model, Tagged),
         same is optimizer and type(optimizer.step.__func__) is type(Tagged.shout),
@@ -879,6 +884,7 @@ def test_a_hook_of_torch_works_on_gloo_and_keeps_ranks_together(ranks):
         assert losses == pytest.approx(plain, abs=1e-3)
 
 
+@pytest.mark.cpu
 def test_batch_norm_is_not_synchronised_on_cpus(ranks):
     assert ranks.run(ask_for_synced_batch_norm, world_size=2) == ["option-contradicted"] * 2
 

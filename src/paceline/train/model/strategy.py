@@ -142,6 +142,22 @@ def shard(
     return {whole: shards[name] for whole, name in names.items()}
 
 
+def move_state(optimizer: Optimizer, device: torch.device) -> None:
+    """Move what an optimizer remembers to the device of its parameters, which were moved before.
+
+    As torch does with a state that it loads: a step count, of no dimension, stays.
+    """
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, list):  # of LBFGS
+            return [moved(part) for part in value]
+        is_moved = isinstance(value, torch.Tensor) and value.dim() > 0
+        return value.to(device) if is_moved else value
+
+    for state in optimizer.state.values():
+        state.update({name: moved(value) for name, value in state.items()})
+
+
 def replace_parameters(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Parameter]) -> None:
     """Make an existing optimizer update the shards, and shard its state.
 

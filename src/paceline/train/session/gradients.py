@@ -119,6 +119,7 @@ class Gradients:
         keys.accept_wrapped(model)
         self._parameters.update(dict.fromkeys(model.parameters()))
         for optimizer in optimizers:
+            strategies.move_state(optimizer, self.device)
             strategies.replace_parameters(optimizer, self._shards)  # of models sharded earlier
             self._check_parameters(optimizer)
         ready = model
