@@ -30,7 +30,7 @@ _LABELS = tuple(
         r"\((?:[\w.<> -]{0,60}?)\s?pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\)\s?"
         r"(?:\[repeated [^\]]*\] ?)?",
         # srun --label
-        r"(?P<rank>\d{1,5}): ",
+        r"(?P<task>\d{1,5}): ",
         # times
         r"\[?\d{4}[-/]\d\d[-/]\d\d[T ,]+\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?"
         r"[ :|,-]{0,3}",
@@ -51,6 +51,8 @@ _LABELS = tuple(
         r"(?P<host>(?!c10d|cuda|v\d|mlx|[\w.]+\.error:)[a-z][a-z-]*[a-z0-9.-]*\d[a-z0-9.-]*):"
         r" (?!error:)",
         r"wandb: ",
+        # tqdm, whose bar ends no line
+        r"[^|\[\]]{0,80}\d{1,3}%\|[^|]*\| ?[^|\[\]]{1,40}\[[^\]]*\](?=[\[(\w/])",
         r"(?P<glog>\[[WEIF]\d* ?[\d:. ]*\w+\.(?:cpp|cc|h|hpp|cu):\d+\]) ?",
     )
 )
@@ -68,6 +70,7 @@ class Line:
     rank: str = ""  # the rank in a label
     host: str = ""  # the host in a label
     original: str = ""  # ``body`` before its translation into English; empty without a translation
+    worker: str = ""  # what the label names: a rank, or a task of Slurm, which may hold several
 
     @property
     def shown(self) -> str:
@@ -81,14 +84,14 @@ def parse(raw: str, number: int = 0) -> Line:
         raw = _CONTROL.sub("", _COLOURS.sub("", raw))
     text = raw.rstrip()
     body, labels = _without_labels(_BOX.sub("", text).rstrip() if text[:1] in "│┃║╭╰|" else text)
-    rank, host, pid = (labels.get(key, "") for key in ("rank", "host", "pid"))
-    rank = rank or labels.get("local", "")
-    source = "/".join(filter(None, (host, pid, rank)))
+    rank, local, task, host, pid = map(labels.get, ("rank", "local", "task", "host", "pid"))
+    rank = rank or local or task or ""
+    source = "/".join(filter(None, (host, pid, task if task != rank else "", rank)))
+    worker = f"{'task' if rank and rank is task else 'rank'} {rank}" if rank else ""
     english = to_english(body)
-    if english == body:
-        return Line(number, text, body, source=source, rank=rank, host=host)
-    text = text.removesuffix(body) + english
-    return Line(number, text, english, source=source, rank=rank, host=host, original=body)
+    original = "" if english == body else body
+    text = text.removesuffix(body) + english if original else text
+    return Line(number, text, english, source, rank, host or "", original, worker)
 
 
 def _without_labels(text: str) -> tuple[str, dict[str, str]]:

@@ -11,7 +11,7 @@ NCCL_TIMEOUT = r"collective operation timeout"
 BARRIER_TIMEOUT = r"(?P<rank>\d+) failed to pass monitoredBarrier in (?P<limit>\d+) ms"
 STORE_WAIT_TIMEOUT = r"wait timeout after \d+ ?ms"
 STORE_UNREACHABLE = (
-    r"client socket has timed out after (?P<wait>\d+) ?(?:ms|s)? while trying to connect to "
+    r"client socket has timed out after (?:(?P<wait>\d+ ?m?s)|\d+) while trying to connect to "
     r"\((?P<host>[^,]+), (?P<port>\d+)\)"
 )
 CLIENTS_MISSING = r"waiting for clients\. *(?P<joined>\d+)/(?P<total>\d+) clients"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from string import Formatter
 
 import pytest
 
 from paceline.signatures.libraries import AREAS, of_area
+from paceline.signatures.signature import fill
+from paceline.signatures.tier import Tier
 from paceline.text import toml
 
 TEXT = (Path(__file__).parent / "printed.toml").read_text(encoding="utf-8")
@@ -25,6 +29,20 @@ def test_each_signature_matches_a_line_that_is_printed(area):
         if not any(signature.match(line, line.lower()) is not None for line in lines)
     ]
     assert unmatched == []
+
+
+@pytest.mark.parametrize("area", AREAS)
+def test_each_fault_is_told_with_a_fix_whose_templates_name_its_groups(area):
+    lines = [record["line"] for record in PRINTED if record["area"] == area]
+    for signature in [each for _, each in of_area(area) if each.tier is not Tier.REMARK]:
+        groups = re.compile(signature.pattern).groupindex
+        named = {
+            field[1] for text in signature.what + signature.fix for field in Formatter().parse(text)
+        }
+        assert named - {None} <= groups.keys(), signature.what
+        for line in lines:
+            if (found := signature.match(line, line.lower())) is not None:
+                assert fill(signature.what, found) and fill(signature.fix, found), line
 
 
 def test_the_literal_part_of_each_line_is_in_it():

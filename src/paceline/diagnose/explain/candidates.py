@@ -45,7 +45,7 @@ class Candidate:
     last: int = 1 << 62  # line number of the last occurrence; the default means unknown
     severity: str = "error"  # severity if it ranks first
     survived: bool = False  # whether training continued after it
-    others: int = 0  # number of other ranks with the same fault
+    others: str = ""  # how many other ranks have the same fault, as text
 
 
 def changed(
@@ -69,7 +69,7 @@ def place_of(line: Line, raised: Raised | Stack | None) -> str:
     if raised is not None and raised.user_frame is not None:
         return raised.user_frame.place
     if line.rank:
-        return f"rank {line.rank}" + (f" on {line.host}" if line.host else "")
+        return line.worker + (f" on {line.host}" if line.host else "")
     return line.host
 
 
@@ -118,7 +118,7 @@ def _candidate(matches: Sequence[Match], tier: Tier, scanned: Scanned) -> Candid
         key=signature.key,
         source=first.line.source,
         last=max(matches[-1].line.number, scanned.lasts.get(signature.key, 0)),
-        others=_num_others(matches),
+        others=_others(matches),
     )
 
 
@@ -144,11 +144,21 @@ def _crash(match: Match, scanned: Scanned) -> Stack | None:
     return next(iter(same_process or stacks), None)
 
 
-def _num_others(matches: Sequence[Match]) -> int:
+def _others(matches: Sequence[Match]) -> str:
     """Return the number of other ranks with the fault, by their labels, else by the GPUs named."""
-    labelled = {match.line.source for match in matches if match.line.rank}
     devices = {match.groups["gpu"] for match in matches if "gpu" in match.groups}
-    return max(len(labelled or devices) - 1, 0)
+    return others_of([match.line for match in matches]) or num_others(len(devices), "rank")
+
+
+def others_of(lines: Iterable[Line]) -> str:
+    """Return how many ranks, or tasks, lines name besides the first, as text."""
+    workers = {line.source: line.worker for line in lines if line.worker}
+    return num_others(len(workers), min(workers.values(), default="").partition(" ")[0])
+
+
+def num_others(number: int, kind: str) -> str:
+    """Return the number of others of a kind as text; empty if there are none."""
+    return f"{number - 1} other {kind}{'s' if number > 2 else ''}" if number > 1 else ""
 
 
 def quoted(lines: Iterable[Line], limit: int = _MAX_EVIDENCE) -> tuple[str, ...]:

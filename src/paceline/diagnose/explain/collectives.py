@@ -121,7 +121,7 @@ def slow_rank(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | 
         return None
     timeout = timeouts[0]
     blocks = scanned.of("first-block")
-    busy = [match for match in scanned.of("busy") if match.line.number < timeout.number][-1:]
+    busy = [match for match in scanned.of("busy") if match.line.number <= timeout.number][-1:]
     near = [match for match in busy if timeout.number - match.line.number <= _BUSY_REACH]
     if blocks:
         reason = f"the others wait in {blocks[0].groups['block']}"
@@ -141,7 +141,8 @@ def _slow_rank(timeout: Candidate, reason: str, lines: Sequence[Line]) -> Candid
             f"{timeout.what}; likely one rank (usually rank 0) was busy preparing or saving for too"
             f" long: {reason}"
         ),
-        evidence=(*quoted(lines, 2), *timeout.evidence[:1]),
+        where=timeout.where if "behind" in timeout.what else "",  # else a rank that waits
+        evidence=tuple(dict.fromkeys((*quoted(lines, 2), *timeout.evidence[:1]))),
         count=1,
         key="",
         advice="slow-rank",

@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from paceline.diagnose.explain.candidates import Candidate, is_logged_as_warning, quoted_frame
+from paceline.diagnose.explain.candidates import (
+    Candidate,
+    is_logged_as_warning,
+    others_of,
+    quoted_frame,
+)
 from paceline.diagnose.explain.scan import Match, Scanned
 from paceline.signatures.libraries import texts_of
 from paceline.signatures.lines import shorten
@@ -15,6 +20,8 @@ from paceline.signatures.tracebacks import Raised, TracebackFrame
 
 LIBRARY = "library-exception"
 _DIGITS = re.compile(r"\d+")
+_OPTION = re.compile(r"\(?\d[.)] ")  # as messages number what can be done
+_MAX_ADVICE = 300  # characters of several sentences
 _ORDINARY = "an ordinary exception of the program or its data, not of the distributed set-up"
 
 
@@ -112,7 +119,7 @@ def _candidate(
     text = f"{raised.type}: {error}" if error else raised.type
     rank = raised.line.rank
     alone = len(scanned.ranks) > 1 and _is_of_one_rank(raised, everything)
-    where = f" (on rank {rank}{' alone' if alone else ''})" if rank else ""
+    where = f" (on {raised.line.worker}{' alone' if alone else ''})" if rank else ""
     return Candidate(
         remedy["name"],
         _tier(raised, handled=handled),
@@ -125,7 +132,7 @@ def _candidate(
         key="alone" if alone else "",
         source=raised.line.source,
         last=raised.line.number,
-        others=max(len({other.line.source for other in twins if other.line.rank}) - 1, 0),
+        others=others_of(other.line for other in twins),
     )
 
 
@@ -163,7 +170,8 @@ def _known(raised: Raised, frame: TracebackFrame | None) -> dict[str, str]:
 
 def _said(raised: Raised) -> dict[str, str]:
     """Return the sentences of a message, and of the text after it, that say what to do."""
-    message = re.split(r"(?<=[.!?])\s+", raised.message)
+    message = re.split(r"(?<=[.!?])\s+|\s+(?=\(?\d\) )", raised.message)
+    options = [text for text in (*message, *raised.rest) if _OPTION.match(text)]
     after = [text for text in raised.rest if text[:1].isupper() and text.endswith((".", "!", "`"))]
     said = {}
     for name in ("instruction", "demand"):
@@ -171,8 +179,12 @@ def _said(raised: Raised) -> dict[str, str]:
         chosen = [text for text in chosen if not _speaks(text, "of_logs")]
         if chosen:
             whose = "message" if chosen[0] in message else "text after it"
-            advice = " ".join(re.sub(_words("before"), "", text) for text in chosen)
-            said[name] = f"the {whose} says: {shorten(advice)}"
+            advice = [shorten(re.sub(_words("before"), "", text)) for text in chosen]
+            while len(" ".join(advice)) > _MAX_ADVICE and len(advice) > 1:
+                advice.pop()  # a whole sentence
+            if len(options) > 1:
+                advice = [shorten(text) for text in options]
+            said[name] = f"the {whose} says: {' '.join(advice)}"
     return said
 
 

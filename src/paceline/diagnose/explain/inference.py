@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial, wraps
+from typing import Any
 
 from paceline.diagnose.explain import arrivals, collectives, pairs, survived
 from paceline.diagnose.explain.arrivals import listed
@@ -15,6 +16,7 @@ from paceline.diagnose.explain.pairs import LOST_PEER
 from paceline.diagnose.explain.scan import Match, Scanned
 from paceline.signatures.libraries import texts_of
 from paceline.signatures.lines import Line, shorten
+from paceline.signatures.signature import fill
 from paceline.signatures.tier import Tier
 
 # Faults of numbers: a loss scale that falls, NaN and Inf on some ranks
@@ -60,15 +62,6 @@ def _is_falling(scales: Sequence[float], *, with_nan: bool) -> bool:
     if least <= _MIN_SCALE:
         return True
     return least <= 1 and (with_nan or scales[0] >= 16 * least)
-
-
-def generalize_divergence(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Rename a loss that is NaN to an ordinary fault, unless the text mentions fp16."""
-    if scanned.of("fp16"):
-        return list(candidates)
-    return changed(
-        candidates, lambda candidate: replace(candidate, name="user-exception"), key="diverged"
-    )
 
 
 def non_finite_gradient(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
@@ -239,7 +232,6 @@ def _adding(inference: Inference) -> Rule:
 _SIGKILL = -9
 _TABLE_TIME = "%Y-%m-%d_%H:%M:%S"  # in torchrun's table of failures
 _GRACE_S = 25  # of the 30 s; a table counts whole seconds, and a busy launcher looks late
-_ELASTIC = "torch.distributed.elastic"  # torch's launcher
 
 
 def drop_prefix_mismatch(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -253,13 +245,6 @@ def drop_prefix_mismatch(scanned: Scanned, candidates: Sequence[Candidate]) -> l
     if not {"missing", "unexpected"} <= kinds:
         return list(candidates)
     return [candidate for candidate in candidates if candidate.key != "prefix"]
-
-
-def drop_refusal(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Drop a refusal if sbatch accepted the job."""
-    if not scanned.of("submitted"):
-        return list(candidates)
-    return [candidate for candidate in candidates if candidate.key != "refused-in-other-words"]
 
 
 def batch_without_samples(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
@@ -277,24 +262,6 @@ def batch_without_samples(scanned: Scanned, candidates: Sequence[Candidate]) -> 
         f"replica {first.groups['replica']} got nothing: the batch has fewer samples than GPUs",
         evidence=quoted([first.line, missing_arguments[0].line]),
         advice="batch-without-samples",
-    )
-
-
-def generalize_in_place_change(
-    scanned: Scanned, candidates: Sequence[Candidate]
-) -> list[Candidate]:
-    """Rename a tensor changed in place to an ordinary fault, unless the run is distributed."""
-    if scanned.counts["distributed"] or scanned.ranks:
-        return list(candidates)
-    return changed(candidates, _without_ddp, name="ddp-inplace-buffer")
-
-
-def _without_ddp(candidate: Candidate) -> Candidate:
-    return replace(
-        candidate,
-        name="user-exception",
-        what=candidate.what.partition("; under DDP")[0],
-        advice="without-ddp",
     )
 
 
@@ -353,36 +320,44 @@ def _are_late(ends: Sequence[str], first: str) -> bool:
     return waited.total_seconds() >= _GRACE_S
 
 
-def blame_server(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Replace a file missing in the cache by the refusal of a server, which explains it."""
-    answers = scanned.of("server-answered")
-    if not answers:
-        return list(candidates)
-    return changed(candidates, partial(_refused, answer=answers[0]), key="not-in-cache")
+def heed_context(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Replace or drop candidates as ``context.toml`` says of other lines, or of their absence."""
+    in_context = (_in_context(candidate, scanned) for candidate in candidates)
+    return [candidate for candidate in in_context if candidate is not None]
 
 
-def _refused(candidate: Candidate, answer: Match) -> Candidate:
-    refusal = quoted([answer.line])
+def _in_context(candidate: Candidate, scanned: Scanned) -> Candidate | None:
+    for row in texts_of("context")["row"]:
+        is_absent = not any(scanned.counts[key] for key in row.get("absent", ()))
+        if {candidate.name, candidate.key}.isdisjoint(row["of"]) or not is_absent:
+            continue
+        notes: list[Match | None] = [*scanned.of(row["note"])] if "note" in row else [None]
+        for match in reversed(notes):
+            groups = {name: re.escape(text) for name, text in match.groups.items()} if match else {}
+            said = re.search(fill((row.get("said", ""),), groups), candidate.what)
+            distance = candidate.number - match.line.number if match else 0
+            if said and ("reach" not in row or 0 <= distance <= row["reach"]):
+                is_dropped = row.get("drop", False)
+                return None if is_dropped else _with_texts(candidate, row, match, said.groupdict())
+    return candidate
+
+
+def _with_texts(
+    candidate: Candidate, row: Mapping[str, Any], match: Match | None, said: Mapping[str, str]
+) -> Candidate:
+    quotes = quoted([match.line]) if match else ()
+    known = {"quote": "".join(quotes), "place": candidate.where, "first": candidate.fix}
+    groups = {name: text for name, text in known.items() if text}
+    groups.update(match.groups if match else {}, **said)
+    texts: dict[str, Any] = {
+        name: fill(tuple(row.get(name, ())), groups) for name in ("what", "why", "fix")
+    }
     return replace(
         candidate,
-        name="user-exception",
-        # The exception that names the refusal ranks first, if the text has it.
-        tier=Tier.DOUBTFUL_EXCEPTION,
-        what=f"a server refuses a file, which is not in the local cache either: {refusal[0]}",
-        evidence=refusal + candidate.evidence,
-        advice="refused",
-    )
-
-
-def name_other_python(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Rename a missing torch if torch's own launcher runs: there are two Python environments."""
-    tails = scanned.tails.values()
-    if not any(_ELASTIC in line.text for tail in tails for line in tail):
-        return list(candidates)
-    return changed(
-        candidates,
-        lambda candidate: replace(candidate, name="wrong-python-env"),
-        name="torch-missing",
+        **{name: text for name, text in texts.items() if text},
+        name=row.get("name", candidate.name),
+        tier=Tier[row.get("tier", candidate.tier.name)],
+        evidence=tuple(dict.fromkeys(quotes + candidate.evidence)),
     )
 
 
@@ -407,20 +382,16 @@ RULES: tuple[Rule, ...] = (
     arrivals.weigh_missing_endpoint,
     arrivals.advise_one_start,
     arrivals.blame_init_file,
-    generalize_divergence,
     drop_prefix_mismatch,
-    generalize_in_place_change,
     place_first_failure,
     lower_kills_of_launcher,
-    blame_server,
+    heed_context,
     pairs.blame_launcher,
     pairs.name_single_rank,
     # What the run survived, and what follows from another fault
     survived.lower_survived,
     survived.drop_ended_after_success,
-    drop_refusal,
     pairs.lower_consequences,
-    name_other_python,
     pairs.lower_after_stop,
     survived.drop_overcome,
     survived.drop_recovered,

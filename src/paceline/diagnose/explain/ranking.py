@@ -232,9 +232,7 @@ def _finding(candidate: Candidate, what: str, severity: str) -> Finding:
 
 def _others(candidate: Candidate) -> str:
     """Return how many other ranks have the same fault, as text."""
-    if candidate.others == 0:
-        return ""
-    return f"; the same on {candidate.others} other rank{'s' if candidate.others > 1 else ''}"
+    return f"; the same on {candidate.others}" if candidate.others else ""
 
 
 def _consequence(finding: Finding) -> Finding:

@@ -264,6 +264,7 @@ class Scanner:
             return True
         if line.rank:
             scanned.ranks.add(line.rank)
+            scanned.counts["labelled-rank"] += 1
         scanned.tracebacks.feed(line)
         self._keep(line)
         return False

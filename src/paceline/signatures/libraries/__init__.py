@@ -106,5 +106,5 @@ def of_area(area: str) -> Iterator[tuple[Mapping[str, Any], Signature]]:
 
 @cache
 def texts_of(name: str) -> dict[str, Any]:
-    """Return the texts that ``inferred.toml`` or ``exceptions.toml`` holds for faults by rule."""
+    """Return the texts that a file beside this package holds for faults by rule."""
     return toml.loads((Path(__file__).parents[1] / f"{name}.toml").read_text(encoding="utf-8"))

@@ -22,19 +22,15 @@ name_holder: Name the other process that holds much of the GPU that ran out of m
 weigh_missing_endpoint: Drop torchrun's warning about an ignored master address if an endpoint was set.
 advise_one_start: Replace the fix of a rendezvous timeout if more workers joined than there are ranks.
 blame_init_file: Attribute failed connections to a leftover init file.
-generalize_divergence: Rename a loss that is NaN to an ordinary fault, unless the text mentions fp16.
 drop_prefix_mismatch: Drop a mismatch of prefixes if keys on both sides start with ``module.``.
-generalize_in_place_change: Rename a tensor changed in place to an ordinary fault, unless the run is distributed.
 place_first_failure: Take the rank and the host of the first failure from the last block of torchrun's table.
 lower_kills_of_launcher: Lower SIGKILLs of torchrun, which ends so what has not ended 30 s after the first failure.
-blame_server: Replace a file missing in the cache by the refusal of a server, which explains it.
+heed_context: Replace or drop candidates as ``context.toml`` says of other lines, or of their absence.
 blame_launcher: Attribute SIGTERM of some ranks to the launcher if another rank failed first.
 name_single_rank: Rename an exception of one rank if the other ranks only lost their peer.
 lower_survived: Lower faults after which training continued; drop them if nothing ended the run.
 drop_ended_after_success: Drop faults that an external stop caused after training had finished.
-drop_refusal: Drop a refusal if sbatch accepted the job.
 lower_consequences: Lower the consequences of other candidates to the tier of a consequence.
-name_other_python: Rename a missing torch if torch's own launcher runs: there are two Python environments.
 lower_after_stop: Lower what follows an external stop of the job, and raise what precedes it.
 drop_overcome: Drop warnings after which training continued.
 drop_recovered: Drop all candidates if the ranks restarted and trained until the end of the text.
