@@ -133,13 +133,15 @@ def slow_rank(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | 
 
 
 def _slow_rank(timeout: Candidate, reason: str, lines: Sequence[Line]) -> Candidate:
+    alike = f" ({timeout.others} alike)" if timeout.others else ""
     return replace(
         timeout,
         name="collective-timeout-slow-rank0",
+        others="",
         tier=Tier.WAIT_EXPLAINED,
         what=(
-            f"{timeout.what}; likely one rank (usually rank 0) was busy preparing or saving for too"
-            f" long: {reason}"
+            f"{timeout.what}{alike}; likely one rank (usually rank 0) was busy preparing or saving"
+            f" for too long: {reason}"
         ),
         where=timeout.where if "behind" in timeout.what else "",  # else a rank that waits
         evidence=tuple(dict.fromkeys((*quoted(lines, 2), *timeout.evidence[:1]))),
