@@ -12,7 +12,7 @@ import pytest
 from representative import representative_tests
 
 LIMIT = 500
-LINES = {"src": 110_600, "tests": 82_700}  # what grows is paid for by what goes
+LINES = {"src": 110_600, "tests": 83_500}  # what grows is paid for by what goes
 # Lines of each package, rounded up to the next hundred. A raise names what goes elsewhere, or has a design page.
 PACKAGES = {
     "": 1_700,
@@ -36,7 +36,7 @@ PACKAGES = {
     "launch/probe": 5_100,
     "launch/rendezvous": 2_100,
     "launch/run": 4_000,
-    "machine": 2_600,
+    "machine": 2_700,
     "measure": 1_800,
     "measure/bench": 1_300,
     "measure/forecast": 1_500,

@@ -144,7 +144,8 @@ class LoopDraws:
         states: list[Any] = [torch.default_generator.get_state()]
         if self._device.type != "cpu":
             try:
-                states.append(torch.get_device_module(self._device).get_rng_state(self._device))
+                state = torch.get_device_module(self._device).get_rng_state(self._device)
+                states.append(state.numpy().tobytes())
             except RuntimeError:  # a graph is being captured
                 states.append(None)
         return states
@@ -153,17 +154,11 @@ class LoopDraws:
         """Return whether one of torch's global generators was drawn from."""
         old, *old_of_device = before
         new, *new_of_device = self._states()
-        if any(map(_differ, old_of_device, new_of_device)):
+        if old_of_device != new_of_device:
             return True
         if torch.equal(old, new):
             return False
         return self._is_seeded or not _are_near(old, new)
-
-
-def _differ(old: torch.Tensor | None, new: torch.Tensor | None) -> bool:
-    if old is None or new is None:
-        return old is not new
-    return not torch.equal(old, new)
 
 
 def _are_near(old: torch.Tensor, new: torch.Tensor) -> bool:
