@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-ci test-all compat lint docs bench bench-links bench-tune bench-jobs release recordings gpu-report \
+.PHONY: demo test test-ci test-all test-device compat lint docs bench bench-links bench-tune bench-jobs release recordings gpu-report \
 	cluster cluster-stop clean
 
 # Tests start thousands of interpreters. Where the environment forbids bytecode, as in many containers, each would
@@ -44,6 +44,15 @@ test-all: system-packages test
 	$(BIN)/python -m pytest $(ALONE) -m "alone or browser"
 	$(BIN)/python -m pytest $(ALONE) tests/faults
 	$(BIN)/python -m pytest $(ALONE) -m slurm
+
+# On the emulated accelerator: its own tests, and those of the training library and of real ranks.
+ON_DEVICE := PYTHONPATH=$(CURDIR)/tests/device:$(CURDIR)/tests/device/autoload$(PYTHONPATH:%=:%) EMULATED_DEVICE=devices=4
+DEVICE_TESTS := tests/unit/train $(addprefix tests/ranks/test_,$(addsuffix .py,same_result checkpoint preemptible fsdp \
+	load session trainer))
+
+test-device: .make-test
+	$(BIN)/python -m pytest $(PARALLEL) tests/device
+	$(ON_DEVICE) $(BIN)/python -m pytest $(PARALLEL) -m "not slow and not ci and not cpu" $(DEVICE_TESTS)
 
 # On another torch, in an environment of its own: make compat TORCH=2.14.1. The index has CUDA builds of most versions,
 # several gigabytes each.

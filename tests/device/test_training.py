@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -269,3 +270,21 @@ def test_a_device_that_fails_is_a_finding(start):
     assert ended.returncode == 1
     assert "illegal memory access" in ended.stderr
     assert "cause: rank 0" in ended.stderr, ended.stderr
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("run --nproc-per-node 2", "epoch 10: 360 samples, accuracy 9[78]"),
+        ("run --prove --nproc-per-node 2", "loss: mean over rows, proven on the first batch"),
+        ("verify --steps 50 --world 1,2", "11 kept, 1 proven"),
+    ],
+)
+def test_an_example_trains_and_is_proven(start, command, expected):
+    program = (ROOT / "examples/digits.py").read_text()
+    ended = start(program, command=command.split(), copy_ms=1)
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(expected, ended.stdout + ended.stderr), ended.stdout + ended.stderr

@@ -144,16 +144,17 @@ class LoopDraws:
         states: list[Any] = [torch.default_generator.get_state()]
         if self._device.type != "cpu":
             try:
-                states.append(torch.get_device_module(self._device).get_rng_state(self._device))
+                state = torch.get_device_module(self._device).get_rng_state(self._device)
+                states.append(state.numpy().tobytes())
             except RuntimeError:  # a graph is being captured
-                states.append(torch.empty(0, dtype=torch.uint8))
+                states.append(None)
         return states
 
     def _has_drawn(self, before: list[Any]) -> bool:
         """Return whether one of torch's global generators was drawn from."""
         old, *old_of_device = before
         new, *new_of_device = self._states()
-        if not all(map(torch.equal, old_of_device, new_of_device)):
+        if old_of_device != new_of_device:
             return True
         if torch.equal(old, new):
             return False
