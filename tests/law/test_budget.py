@@ -12,7 +12,7 @@ import pytest
 from representative import representative_tests
 
 LIMIT = 500
-LINES = {"src": 110_600, "tests": 83_500}  # what grows is paid for by what goes
+LINES = {"src": 110_700, "tests": 83_500}  # what grows is paid for by what goes
 # Lines of each package, rounded up to the next hundred. A raise names what goes elsewhere, or has a design page.
 PACKAGES = {
     "": 1_700,
