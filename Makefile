@@ -21,6 +21,9 @@ PARALLEL := -n 4 --dist worksteal
 WITH_SLURM := -n 3 --dist loadgroup
 SHORT := not slow and not namespaces and not slurm and not alone and not healthy and not browser
 QUICK := $(SHORT) and not ci
+# The tests of real ranks that hold on an accelerator too.
+ON_DEVICE := PYTHONPATH=$(CURDIR)/tests/device:$(CURDIR)/tests/device/autoload EMULATED_DEVICE=devices=4
+RANKS_ON_DEVICE := $(foreach name,same_result checkpoint preemptible fsdp trainer,tests/ranks/test_$(name).py)
 # The fault suite asserts what is promised to users, in seconds, of runs that have the machine to themselves; the tests
 # on a Slurm cluster share one, and some take a node away from it.
 ALONE := -n 1
@@ -33,6 +36,7 @@ test: .make-test
 # The part of the other suites that tests/representative.txt names: the whole takes longer than CI may.
 test-ci: system-packages test
 	$(BIN)/python -m pytest $(WITH_SLURM) -m "(ci and $(SHORT) or healthy and not slow or representative) and not alone" --ignore=tests/faults
+	$(ON_DEVICE) $(BIN)/python -m pytest $(PARALLEL) -m "$(QUICK) and not cpu" $(RANKS_ON_DEVICE)
 	$(BIN)/python -m pytest $(ALONE) -m "alone or (browser and not slow)"
 	$(BIN)/python -m pytest $(ALONE) -m "representative and not alone" tests/faults
 
@@ -45,14 +49,11 @@ test-all: system-packages test
 	$(BIN)/python -m pytest $(ALONE) tests/faults
 	$(BIN)/python -m pytest $(ALONE) -m slurm
 
-# On the emulated accelerator: its own tests, and those of the training library and of real ranks.
-ON_DEVICE := PYTHONPATH=$(CURDIR)/tests/device:$(CURDIR)/tests/device/autoload$(PYTHONPATH:%=:%) EMULATED_DEVICE=devices=4
-DEVICE_TESTS := tests/unit/train $(addprefix tests/ranks/test_,$(addsuffix .py,same_result checkpoint preemptible fsdp \
-	load session trainer))
-
+# All on the emulated accelerator: its own tests, and those of the training library and of real ranks.
 test-device: .make-test
+	$(BIN)/python tests/device/emulated/build.py
 	$(BIN)/python -m pytest $(PARALLEL) tests/device
-	$(ON_DEVICE) $(BIN)/python -m pytest $(PARALLEL) -m "not slow and not ci and not cpu" $(DEVICE_TESTS)
+	$(ON_DEVICE) $(BIN)/python -m pytest $(PARALLEL) -m "$(QUICK) and not cpu" tests/unit/train $(RANKS_ON_DEVICE)
 
 # On another torch, in an environment of its own: make compat TORCH=2.14.1. The index has CUDA builds of most versions,
 # several gigabytes each.

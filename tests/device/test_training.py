@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.ci  # a start of a program on the device takes seconds
+
 
 def trains_in_float64():
     """Print losses by step; with dropout, random rows, clipping, and an end after some steps."""
