@@ -278,15 +278,17 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("command", "expected"),
+    ("example", "command", "expected"),
     [
-        ("run --nproc-per-node 2", "epoch 10: 360 samples, accuracy 9[78]"),
-        ("run --prove --nproc-per-node 2", "loss: mean over rows, proven on the first batch"),
-        ("verify --steps 50 --world 1,2", "11 kept, 1 proven"),
+        ("digits", "run --nproc-per-node auto", "(?s)accuracy 9[789].*done: 2 ranks"),
+        ("digits_ddp", "run --nproc-per-node 2", "accuracy 9[789]"),
+        ("digits_trainer", "run --nproc-per-node 2", "accuracy 9[789]"),
+        ("digits", "run --prove --nproc-per-node 2", "mean over rows, proven on the first batch"),
+        ("digits", "verify --steps 50 --world 1,2", "11 kept, 1 proven"),
     ],
 )
-def test_an_example_trains_and_is_proven(start, command, expected):
-    program = (ROOT / "examples/digits.py").read_text()
+def test_an_example_trains_and_is_proven(start, example, command, expected):
+    program = (ROOT / f"examples/{example}.py").read_text()
     ended = start(program, command=command.split(), copy_ms=1)
     assert ended.returncode == 0, ended.stderr
     assert re.search(expected, ended.stdout + ended.stderr), ended.stdout + ended.stderr
