@@ -21,7 +21,7 @@ sys.exit(pytest.main(["-c", sys.argv[1], "-p", "no:cacheprovider", *sys.argv[2:]
     [
         pytest.param("test_gpu.py", "checkpoint", 5, marks=pytest.mark.ci),
         pytest.param("test_gpu.py", "not checkpoint", 4, marks=pytest.mark.slow),
-        pytest.param("test_faults.py", "", 4, marks=pytest.mark.ci),
+        pytest.param("test_faults.py", "", 4, marks=pytest.mark.slow),
         pytest.param("test_cifar_example.py", "", 1, marks=pytest.mark.slow),
     ],
 )
