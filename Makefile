@@ -131,7 +131,7 @@ cluster-stop:
 	@$(PYTHON) tests/slurm/cluster.py stop .cluster
 
 clean: cluster-stop
-	rm -rf $(VENV) dist .compat .cluster .site .cache .make-* runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist .compat .cluster .site .cache .device .make-* runs .pytest_cache .mypy_cache .ruff_cache
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
