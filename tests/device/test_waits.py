@@ -321,7 +321,7 @@ def idle_when_asked():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(TensorDataset(torch.ones(400, 4)), 4)
     run = paceline.preemptible(model, optimizer, loader=loader)
-    torch.emulated.configure(kernel_ms=4)
+    torch.emulated.configure(kernel_ms=20)
     try:
         for _ in range(run.epoch, 2):
             for step, (x,) in enumerate(loader):
