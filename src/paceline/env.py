@@ -325,6 +325,11 @@ def read(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
+def visible_devices() -> str | None:
+    """Return ``CUDA_VISIBLE_DEVICES``; None if it is unset. An empty value hides all GPUs."""
+    return os.environ.get(CUDA_DEVICES)
+
+
 def snapshot() -> dict[str, str]:
     """Return a copy of the whole environment as input for a decision. Never print it."""
     return dict(os.environ)

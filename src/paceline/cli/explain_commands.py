@@ -112,10 +112,10 @@ def LINT(
     is_edited, is_input = as_diff or is_fixed, "-" in files
     options = {"--sarif": as_sarif, "--json": as_json, "--diff": as_diff}
     options |= {"--fix": is_fixed and (as_diff or is_input), "-": is_edited and is_input}
-    chosen = [name for name, is_chosen in options.items() if is_chosen]
-    if len(chosen) > 1:
-        what = f"{' and '.join(chosen)} exclude each other"
-        raise option_contradicted(what, fix=", or ".join(chosen))
+    requested = [name for name, is_requested in options.items() if is_requested]
+    if len(requested) > 1:
+        what = f"{' and '.join(requested)} exclude each other"
+        raise option_contradicted(what, fix=", or ".join(requested))
 
     def action() -> int:
         from paceline.diagnose import lint

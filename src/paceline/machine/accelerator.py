@@ -20,7 +20,7 @@ def kind() -> str:
     """
     import torch
 
-    if env.snapshot().get(env.CUDA_DEVICES) == "":
+    if env.visible_devices() == "":
         return "cpu"
     found = torch.accelerator.current_accelerator()
     if found is None or found.type == "mps" or not torch.accelerator.is_available():

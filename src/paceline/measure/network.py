@@ -45,7 +45,7 @@ def main(
         return EXIT_OK
     ranks = nproc_per_node
     if ranks is None:
-        num_gpus, _ = gpus.count(env.snapshot().get(env.CUDA_DEVICES))
+        num_gpus, _ = gpus.count(env.visible_devices())
         ranks = num_gpus or _RANKS_WITHOUT_GPUS
     if ranks < 2:
         raise UsageError(network_worker.too_few_ranks())

@@ -16,7 +16,7 @@ def edited(text: str, finding: Finding, script: Script | None) -> str | None:
     """Return the text of a file without a finding; None where it is not certain what to write.
 
     ``script`` is the index of a Python file. The caller has to check that the finding is gone, and
-    that there is no new one.
+    that none is added.
     """
     if script is not None and finding.name in _OF_PYTHON:
         return _OF_PYTHON[finding.name](text, script, line_of(finding))
@@ -32,17 +32,20 @@ def lines_of(text: str) -> list[str]:
 def _set_epoch(text: str, script: Script, line: int) -> str | None:
     """Call set_epoch in the only loop over epochs that follows a sampler in its block."""
     samplers = _calls(script, "DistributedSampler", line)
-    made = script.parents[samplers[0]] if len(samplers) == 1 else None
-    if not isinstance(made, ast.Assign) or not script.is_plain(made.targets[0], made):
+    statement = script.parents[samplers[0]] if len(samplers) == 1 else None
+    if not isinstance(statement, ast.Assign):
         return None
-    name, scope = dotted(made.targets[0]), script.scope(made)
+    target = statement.targets[0]
+    if not script.is_plain(target, statement):
+        return None
+    name, scope = dotted(target), script.scope(statement)
     loops = [node for node in inside(scope) if isinstance(node, ast.For) and _is_of_epochs(node)]
-    if len(loops) != 1 or len(script.assigned(name, made)) != 1:
+    if len(loops) != 1 or len(script.assigned(name, statement)) != 1:
         return None
     first = loops[0].body[0]
     call = f"{' ' * first.col_offset}{name}.set_epoch({dotted(loops[0].target)})"
     begins = min([first.lineno, *(node.lineno for node in getattr(first, "decorator_list", ()))])
-    has_own_line = begins > loops[0].lineno and _follows(script, loops[0], made)
+    has_own_line = begins > loops[0].lineno and _follows(script, loops[0], statement)
     return _with_line(text, begins, call) if has_own_line else None
 
 

@@ -143,49 +143,55 @@ def _remedy(raised: Raised, fullest: Raised, *, is_distributed: bool) -> dict[st
     frame = fullest.frames[-1] if fullest.frames else None
     at = f"{frame.package or 'user'} {frame.file}:{frame.function} {frame.code}" if frame else ""
     error = "\n".join((f"{raised.line.body.strip()} {raised.more}".strip(), *raised.rest))
-    known = _known(fullest if raised.user_frame is None else raised, frame) | _said(raised)
+    groups_of_all = _groups(raised if raised.user_frame else fullest, frame) | _advice_in(raised)
     for row in texts_of("exceptions")["row"]:
         match = re.search(row["error"], error, re.IGNORECASE | re.MULTILINE)
         if match is None or (row.get("distributed") and not is_distributed):
             continue
-        found = {name: text.strip() for name, text in match.groupdict().items() if text}
-        groups = {**known, **found}
-        if re.search(row.get("at", ""), at) and (fix := fill(tuple(row["fix"]), groups)):
-            why = fill((row.get("why", ""),), groups) or _reason(fullest, library)
-            name = row.get("name", default)
-            return {"name": name, "why": why if name == default or "why" in row else "", "fix": fix}
+        in_error = {name: text.strip() for name, text in match.groupdict().items() if text}
+        groups = {**groups_of_all, **in_error}
+        fix = fill(tuple(row["fix"]), groups)
+        if not fix or re.search(row.get("at", ""), at) is None:
+            continue
+        name = row.get("name", default)
+        why = fill((row.get("why", ""),), groups)
+        may_have_reason = name == default or "why" in row
+        if may_have_reason and not why:
+            why = _reason(fullest, library)
+        return {"name": name, "why": why, "fix": fix}
     return {"name": default, "why": _reason(fullest, library), "fix": ""}
 
 
-def _known(raised: Raised, frame: TracebackFrame | None) -> dict[str, str]:
+def _groups(raised: Raised, frame: TracebackFrame | None) -> dict[str, str]:
     """Return what the rows may name: the user's place, the library, and the rank."""
     user = raised.user_frame
-    known = {
+    groups = {
         "place": user.place if user else "",
         "package": frame.package if frame else "",
         "rank": raised.line.rank,
     }
-    return {name: text for name, text in known.items() if text}
+    return {name: text for name, text in groups.items() if text}
 
 
-def _said(raised: Raised) -> dict[str, str]:
+def _advice_in(raised: Raised) -> dict[str, str]:
     """Return the sentences of a message, and of the text after it, that say what to do."""
     message = re.split(r"(?<=[.!?])\s+|\s+(?=\(?\d\) )", raised.message)
     options = [text for text in (*message, *raised.rest) if _OPTION.match(text)]
     after = [text for text in raised.rest if text[:1].isupper() and text.endswith((".", "!", "`"))]
-    said = {}
-    for name in ("instruction", "demand"):
-        chosen = [text for text in (*message, *after) if _speaks(text, name)]
-        chosen = [text for text in chosen if not _speaks(text, "of_logs")]
-        if chosen:
-            whose = "message" if chosen[0] in message else "text after it"
-            advice = [shorten(re.sub(_words("before"), "", text)) for text in chosen]
-            while len(" ".join(advice)) > _MAX_ADVICE and len(advice) > 1:
-                advice.pop()  # a whole sentence
-            if len(options) > 1:
-                advice = [shorten(text) for text in options]
-            said[name] = f"the {whose} says: {' '.join(advice)}"
-    return said
+    about_the_fault = [text for text in (*message, *after) if not _speaks(text, "of_logs")]
+    advice_by_kind = {}
+    for kind in ("instruction", "demand"):
+        sentences = [text for text in about_the_fault if _speaks(text, kind)]
+        if not sentences:
+            continue
+        source = "message" if sentences[0] in message else "text after it"
+        advice = [shorten(re.sub(_words("before"), "", text)) for text in sentences]
+        while len(" ".join(advice)) > _MAX_ADVICE and len(advice) > 1:
+            advice.pop()  # a whole sentence
+        if len(options) > 1:
+            advice = [shorten(text) for text in options]
+        advice_by_kind[kind] = f"the {source} says: {' '.join(advice)}"
+    return advice_by_kind
 
 
 def _speaks(text: str, kind: str) -> bool:
@@ -202,12 +208,9 @@ def _reason(raised: Raised, library: str) -> str:
     """Return what follows from where an exception was raised; empty if that is not certain."""
     if library:
         code = raised.frames[-1].code
-        is_check = not code or _speaks(code, "check")
-        return (
-            f"{library} raised it: the message is what it found"
-            if is_check
-            else f"it happened inside {library}"
-        )
+        if code and not _speaks(code, "check"):
+            return f"it happened inside {library}"
+        return f"{library} raised it: the message is what it found"
     frames = [frame.file for frame in raised.frames if not frame.launcher]
     speaks_of_setup = any(_speaks(text, "set_up") for text in (raised.message, *frames))
     return "" if speaks_of_setup else _ORDINARY

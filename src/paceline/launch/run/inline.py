@@ -80,7 +80,7 @@ def launch(
             if key != "start_method"
         },
     )
-    facts = host.gather(env.snapshot().get(env.CUDA_DEVICES))
+    facts = host.gather(env.visible_devices())
     run_plan = plan.make(options, facts, environ=env.snapshot(), source="")
     run_plan = _without_openmp(run_plan)
     source, sink = os.pipe()

@@ -60,7 +60,7 @@ def measure(
 
 def devices() -> Devices:
     """Return what this node has for ranks: its visible GPUs, or else its usable CPUs."""
-    num_gpus, _ = gpus.count(env.snapshot().get(env.CUDA_DEVICES))
+    num_gpus, _ = gpus.count(env.visible_devices())
     if num_gpus:
         return Devices(num_gpus, are_gpus=True)
     return Devices(cpus.usable_cpus()[0], are_gpus=False)

@@ -221,7 +221,7 @@ def verify(requested: BenchRequest, *, as_json: bool, is_apart: bool = False) ->
     if requested.global_batch is not None:
         check_division(requested, requested.global_batch)
     root = trial.new_folder("verify", requested.command[0], requested.run_dir)
-    num_gpus, _ = gpus.count(env.snapshot().get(env.CUDA_DEVICES))
+    num_gpus, _ = gpus.count(env.visible_devices())
     is_on_cpus = 0 < num_gpus < max(requested.worlds)
     variables = {env.VERIFY: "1", **({env.CUDA_DEVICES: ""} if is_on_cpus else {})}
     with trial.progress(len(requested.worlds)) as say:
@@ -246,7 +246,7 @@ def verify(requested: BenchRequest, *, as_json: bool, is_apart: bool = False) ->
         note=f"trials ran on CPUs: more ranks than GPUs ({num_gpus})" if is_on_cpus else "",
     )
     if as_json:
-        print_json(result.to_json())
+        print_json(result)
     else:
         terminal.show(render(result))
     # A hint is advice: with one alone the script does on several ranks what it does on one.

@@ -151,7 +151,8 @@ def _world_of_script() -> World:
 
 
 def _agreement(stop: CleanStop, world: World, device: torch.device) -> Agreement:
-    store, on_cpu = None, device.type == "cpu"
+    store = None
+    on_cpu = device.type == "cpu"
     if world.world_size > 1:
         number = runtime.number_of_call("preemptible")
         store = runtime.store().below(f"paceline/preemptible/{number}")

@@ -13,9 +13,6 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
-#include <chrono>
-#include <thread>
-
 namespace emulated {
 namespace {
 
@@ -292,15 +289,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
 }
 
 // Copies.
-void sleep_for_copy() {
-  std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(knobs().copy_ms));
-}
-
 // The bytes arrive at the end of the time that the copy takes.
 void copy_on_stream(int device, at::Tensor to, at::Tensor from) {
   enqueue(device, current_stream(device), [to = std::move(to), from = std::move(from)] {
     c10::InferenceMode no_autograd;
-    sleep_for_copy();
+    sleep_ms(knobs().copy_ms);
     at::native::copy_(const_cast<at::Tensor&>(to), from, false);
   });
 }

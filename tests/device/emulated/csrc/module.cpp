@@ -6,12 +6,8 @@
 #include <torch/extension.h>
 
 #include <chrono>
-#include <thread>
 
 namespace emulated {
-
-at::Tensor cpu_twin(const at::Tensor& tensor);
-
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -93,60 +89,40 @@ class DeviceBackend final : public c10d::Backend {
   }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
-    auto twins = bytes(tensors);
-    return work(gloo_->broadcast(twins, options), tensors);
+    return in_place(&Backend::broadcast, tensors, options);
   }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
-    auto twins = bytes(tensors);
-    return work(gloo_->allreduce(twins, options), tensors);
+    return in_place(&Backend::allreduce, tensors, options);
   }
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override {
-    auto twins = bytes(tensors);
-    return work(gloo_->allreduce_coalesced(twins, options), tensors);
+    return in_place(&Backend::allreduce_coalesced, tensors, options);
   }
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
-    auto twins = bytes(tensors);
-    return work(gloo_->reduce(twins, options), tensors);
+    return in_place(&Backend::reduce, tensors, options);
   }
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
-    auto to = bytes(outputs);
-    auto from = bytes(inputs);
-    return work(gloo_->allgather(to, from, options), flat(outputs));
+    return into_outputs(&Backend::allgather, outputs, inputs, options);
   }
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
-    auto to = bytes(output);
-    auto from = bytes(input);
-    return work(gloo_->_allgather_base(to, from, options), {output});
+    return into_outputs(&Backend::_allgather_base, output, input, options);
   }
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
-    auto to = bytes(outputs);
-    auto from = bytes(inputs);
-    return work(gloo_->allgather_into_tensor_coalesced(to, from, options), outputs);
+    return into_outputs(&Backend::allgather_into_tensor_coalesced, outputs, inputs, options);
   }
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
-    auto to = bytes(outputs);
-    auto from = bytes(inputs);
-    return work(gloo_->gather(to, from, options), flat(outputs));
+    return into_outputs(&Backend::gather, outputs, inputs, options);
   }
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
-    auto to = bytes(outputs);
-    auto from = bytes(inputs);
-    return work(gloo_->scatter(to, from, options), outputs);
+    return into_outputs(&Backend::scatter, outputs, inputs, options);
   }
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) override {
-    auto to = bytes(outputs);
-    auto from = bytes(inputs);
-    return work(gloo_->reduce_scatter(to, from, options), outputs);
+    return into_outputs(&Backend::reduce_scatter, outputs, inputs, options);
   }
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
-    auto to = bytes(output);
-    auto from = bytes(input);
-    return work(gloo_->_reduce_scatter_base(to, from, options), {output});
+    return into_outputs(&Backend::_reduce_scatter_base, output, input, options);
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) override {
-    auto to = bytes(outputs);
-    auto from = bytes(inputs);
-    return work(gloo_->reduce_scatter_tensor_coalesced(to, from, options), outputs);
+    return into_outputs(&Backend::reduce_scatter_tensor_coalesced, outputs, inputs, options);
   }
   WorkPtr alltoall_base(
       at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes, std::vector<int64_t>& input_sizes,
@@ -171,6 +147,19 @@ class DeviceBackend final : public c10d::Backend {
   }
 
  private:
+  template <class Options>
+  WorkPtr in_place(WorkPtr (Backend::*collective)(Tensors&, const Options&), Tensors& tensors, const Options& options) {
+    auto twins = bytes(tensors);
+    return work((*gloo_.*collective)(twins, options), tensors);
+  }
+  template <class Outputs, class Inputs, class Options>
+  WorkPtr into_outputs(
+      WorkPtr (Backend::*collective)(Outputs&, Inputs&, const Options&), Outputs& outputs, Inputs& inputs,
+      const Options& options) {
+    auto to = bytes(outputs);
+    auto from = bytes(inputs);
+    return work((*gloo_.*collective)(to, from, options), flat(outputs));
+  }
   static at::Tensor bytes(const at::Tensor& tensor) {
     if (tensor.defined() && tensor.is_privateuseone()) {
       before_kernel(tensor.device().index());
@@ -190,6 +179,12 @@ class DeviceBackend final : public c10d::Backend {
       twins.push_back(bytes(tensors));
     }
     return twins;
+  }
+  static Tensors flat(const at::Tensor& tensor) {
+    return {tensor};
+  }
+  static Tensors flat(const Tensors& tensors) {
+    return tensors;
   }
   static Tensors flat(const std::vector<Tensors>& lists) {
     Tensors all;
@@ -211,9 +206,7 @@ c10::intrusive_ptr<c10d::Backend> over_gloo(const c10::intrusive_ptr<c10d::Backe
 
 void delay(double milliseconds) {
   const int device = current_device();
-  enqueue(device, current_stream(device), [milliseconds] {
-    std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(milliseconds));
-  });
+  enqueue(device, current_stream(device), [milliseconds] { sleep_ms(milliseconds); });
 }
 
 // What torch refuses for a device of another package: the tensor becomes another one and keeps its identity.

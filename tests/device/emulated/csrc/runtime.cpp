@@ -25,12 +25,6 @@ using Guard = std::unique_lock<std::mutex>;
 constexpr size_t kAddresses = size_t{1} << 36;  // of each device; pages that are not used cost nothing
 constexpr size_t kRound = 512;
 
-void sleep_ms(double milliseconds) {
-  if (milliseconds > 0) {
-    std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(milliseconds));
-  }
-}
-
 struct Block {
   size_t size;
   c10::StreamId stream;  // on which it was allocated
@@ -166,6 +160,12 @@ std::string mebibytes(int64_t bytes) {
 }
 
 }  // namespace
+
+void sleep_ms(double milliseconds) {
+  if (milliseconds > 0) {
+    std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(milliseconds));
+  }
+}
 
 Knobs& knobs() {
   static auto* all = new Knobs;

@@ -30,6 +30,8 @@ struct Knobs {
 };
 Knobs& knobs();
 
+void sleep_ms(double milliseconds);
+
 // Starts using the device in this process; refuses in a child of a process that had already begun.
 void begin();
 bool in_bad_fork();

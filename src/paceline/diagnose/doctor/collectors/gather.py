@@ -75,8 +75,7 @@ def gather() -> Facts:
         limits=parts.ask("limits", host.gather_limits, ProcessLimits()),
         disks=parts.ask("disks", host.gather_disks, ()),
         software=versions,
-        # An empty value means no GPU; read() would treat it as unset.
-        visible_devices=env.snapshot().get(env.CUDA_DEVICES),
+        visible_devices=env.visible_devices(),
         settings=settings,
         settings_where=where,
         leftovers=leftovers,
