@@ -14,7 +14,7 @@ import os
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
@@ -30,6 +30,8 @@ from paceline.machine.signed_store import SignedStore
 from paceline.machine.signing import Signing
 from paceline.text.quoting import bracketed
 from paceline.world import World
+
+Group = dist.ProcessGroup | None  # None: all ranks, the default group
 
 _spared: list[bool] = []  # whether _spare_children has run
 _calls: Counter[tuple[str, int]] = Counter()
@@ -100,7 +102,13 @@ def _has_own_gpu(world: World) -> bool:
     )
 
 
-def open_group(world: World, device: torch.device, *, timeout_s: float | None = None) -> None:
+def open_group(
+    world: World,
+    device: torch.device,
+    *,
+    timeout_s: float | None = None,
+    of_one: bool = False,  # also in a world of one, as a device mesh needs it
+) -> None:
     """Initialize torch's default process group, and close it at the end of a script that succeeds.
 
     Does nothing in a world of one, or if a default group exists; an existing group is left open. On
@@ -110,7 +118,7 @@ def open_group(world: World, device: torch.device, *, timeout_s: float | None = 
     """
     _check_timeout(timeout_s)
     _spare_children()
-    if world.world_size == 1 or dist.is_initialized():
+    if dist.is_initialized() or (world.world_size == 1 and not of_one):
         return
     # A node's name in Slurm may not resolve; a job script may have set MASTER_ADDR and RANK itself.
     other_in_slurm = world.launcher in ("torchrun", "mpi") and env.read(env.JOB_ID)
@@ -118,7 +126,8 @@ def open_group(world: World, device: torch.device, *, timeout_s: float | None = 
     address = nodeaddr.of_node(world.master_addr) if of_slurm else world.master_addr
     dist.init_process_group(
         _backend(device),
-        init_method=f"tcp://{bracketed(address)}:{world.master_port}",
+        init_method=f"tcp://{bracketed(address)}:{world.master_port}" if address else None,
+        store=None if address else cast(Any, dist).HashStore(),
         rank=world.rank,
         world_size=world.world_size,
         timeout=None if timeout_s is None else timedelta(seconds=timeout_s),
@@ -159,29 +168,29 @@ def close_group() -> None:
     _opened.clear()
 
 
-def sum_over_ranks(value: Any) -> Any:
-    """Return the sum of ``value`` over all ranks, in the same type.
+def sum_over_ranks(value: Any, group: Group = None) -> Any:
+    """Return the sum of ``value`` over the ranks of a group, in the same type.
 
-    Every rank must call this with the same structure: an int (summed exactly), a float (in
+    Every rank of it must call this with the same structure: an int (summed exactly), a float (in
     float64), a tensor of any shape (the same on all ranks), or a dict, list or tuple of them. A
     bool counts as the int 0 or 1. Tensors of booleans or narrow integers are summed and returned as
     int64, as by ``torch.sum``; others keep their dtype. Raises UsageError for another type.
     """
     if isinstance(value, torch.Tensor):
-        return _sum_tensor(value)
+        return _sum_tensor(value.full_tensor() if hasattr(value, "full_tensor") else value, group)
     if isinstance(value, numbers.Integral):
-        return _sum_int(int(value))
+        return _sum_int(int(value), group)
     if isinstance(value, numbers.Real):
-        return sum_of_numbers(torch.tensor(float(value), dtype=torch.float64)).item()
+        return sum_of_numbers(torch.tensor(float(value), dtype=torch.float64), group).item()
     if isinstance(value, Mapping):
         # Ranks may have filled their dicts in different orders.
         parts = dict(value.items())  # the iterator of a TensorDict yields rows
-        sums = {key: sum_over_ranks(parts[key]) for key in sorted(parts, key=repr)}
+        sums = {key: sum_over_ranks(parts[key], group) for key in sorted(parts, key=repr)}
         return {key: sums[key] for key in parts}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(sum_over_ranks, value))
+        return type(value)(*(sum_over_ranks(part, group) for part in value))
     if isinstance(value, list | tuple):
-        return type(value)(map(sum_over_ranks, value))
+        return type(value)(sum_over_ranks(part, group) for part in value)
     raise UsageError.of(
         "option-invalid",
         f"{type(value).__name__} cannot be summed over ranks",
@@ -189,15 +198,15 @@ def sum_over_ranks(value: Any) -> Any:
     )
 
 
-def sum_of_numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum over ranks of a tensor that holds no gradients."""
+def sum_of_numbers(tensor: torch.Tensor, group: Group = None) -> torch.Tensor:
+    """Return the sum over the ranks of a group of a tensor that holds no gradients."""
     _own["numbers"] += dist.is_initialized()
-    return _sum_tensor(tensor)
+    return _sum_tensor(tensor, group)
 
 
-def rank() -> int:
-    """Return this process's rank in the default process group; 0 without a group."""
-    return dist.get_rank() if dist.is_initialized() else 0
+def rank(group: Group = None) -> int:
+    """Return this process's rank in a process group; 0 if there is none."""
+    return dist.get_rank(group) if dist.is_initialized() else 0
 
 
 def num_ranks() -> int:
@@ -205,9 +214,9 @@ def num_ranks() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def totals(values: list[int]) -> list[int]:
-    """Return the element-wise sums of a few small ints over all ranks, in one collective."""
-    return _reduced(values, dist.ReduceOp.SUM) if dist.is_initialized() else values
+def totals(values: list[int], group: Group = None) -> list[int]:
+    """Return the element-wise sums of a few small ints over the ranks, in one collective."""
+    return _reduced(values, dist.ReduceOp.SUM, group) if dist.is_initialized() else values
 
 
 def maxima(values: list[int]) -> list[int]:
@@ -229,15 +238,15 @@ def num_own_collectives() -> int:
     return _own["numbers"]
 
 
-def _reduced(values: list[int], how: Any) -> list[int]:
+def _reduced(values: list[int], how: Any, group: Group = None) -> list[int]:
     _own["numbers"] += 1
     tensor = torch.tensor(values, device=_reducible(torch.device("cpu")))
-    dist.all_reduce(tensor, op=how)
+    dist.all_reduce(tensor, op=how, group=group)
     return [int(number) for number in tensor.tolist()]
 
 
-def all_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-    """Return the rows of all ranks, concatenated by rank, and the number of rows of each rank.
+def all_rows(tensor: torch.Tensor, group: Group = None) -> tuple[torch.Tensor, list[int]]:
+    """Return the rows of a group's ranks, concatenated by rank, and each rank's number of rows.
 
     ``tensor`` has the shape ``[rows, ...]``. The number of rows may differ between ranks; other
     dimensions may differ only on ranks without rows. Raises UsageError on all ranks if shapes or
@@ -245,13 +254,13 @@ def all_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     """
     if not dist.is_initialized():
         return tensor.detach(), [len(tensor)]
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
     table = [0] * (2 * size)
     table[rank], table[size + rank] = len(tensor), zlib.crc32(repr(_kind(tensor)).encode())
-    table = totals(table)
+    table = totals(table, group)
     sizes, kinds = table[:size], table[size:]
     if len(set(kinds)) > 1:
-        tensor = _as_the_others(tensor, sizes)
+        tensor = _as_the_others(tensor, sizes, group)
     mine = tensor.detach().to(_reducible(tensor.device)).contiguous()
     longest = max(sizes)
     padded = mine.new_zeros((longest, *mine.shape[1:]))
@@ -262,7 +271,7 @@ def all_rows(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     else:
         flat = padded.new_zeros(0, dtype=torch.uint8)
     parts = [torch.empty_like(flat) for _ in sizes]
-    dist.all_gather(parts, flat)
+    dist.all_gather(parts, flat, group=group)
     rows = [
         part.view(mine.dtype).view(padded.shape)[:size]
         for part, size in zip(parts, sizes, strict=True)
@@ -274,10 +283,10 @@ def _kind(tensor: torch.Tensor) -> tuple[list[int], torch.dtype, str]:
     return list(tensor.shape[1:]), tensor.dtype, tensor.device.type
 
 
-def _as_the_others(tensor: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+def _as_the_others(tensor: torch.Tensor, sizes: list[int], group: Group) -> torch.Tensor:
     """Return a tensor without rows in the shape and type of those with rows; others unchanged."""
     kinds: list[Any] = [None] * len(sizes)
-    dist.all_gather_object(kinds, _kind(tensor))
+    dist.all_gather_object(kinds, _kind(tensor), group=group)
     with_rows = [rank for rank, size in enumerate(sizes) if size] or [0]
     shape, dtype, device = kinds[with_rows[0]]
     different = [rank for rank in with_rows if kinds[rank] != kinds[with_rows[0]]]
@@ -316,15 +325,16 @@ def number_of_call(name: str) -> int:
 
 
 @torch.no_grad()
-def copy_from_main(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Overwrite ``tensors`` on all ranks by rank 0's, with a broadcast per dtype and device."""
+def copy_from_main(tensors: Iterable[torch.Tensor], group: Group = None) -> None:
+    """Overwrite ``tensors`` by those of a group's rank 0, with a broadcast per dtype and device."""
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        if tensor.numel():
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     for same in kinds.values():
         flat = torch.cat([tensor.reshape(-1) for tensor in same])
-        dist.broadcast(flat, src=0)
-        if dist.get_rank() == 0:
+        dist.broadcast(flat, group=group, group_src=0)
+        if dist.get_rank(group) == 0:
             continue
         for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
             # Through .data, because a second backward may still need the buffer: batch norm saves
@@ -411,18 +421,18 @@ def _backend(device: torch.device) -> str:
     return f"cpu:gloo,{device.type}:{own}"
 
 
-def _sum_tensor(tensor: torch.Tensor) -> torch.Tensor:
+def _sum_tensor(tensor: torch.Tensor, group: Group) -> torch.Tensor:
     keeps_dtype = tensor.is_floating_point() or tensor.is_complex()
     dtype = tensor.dtype if keeps_dtype else torch.int64
     total = tensor.detach().to(_reducible(tensor.device), dtype, copy=True).contiguous()
     if dist.is_initialized():
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=group)
     return total.to(tensor.device)
 
 
-def _sum_int(value: int) -> int:
+def _sum_int(value: int, group: Group) -> int:
     # Two halves of 32 bits, because sums of int64 overflow early: with five time stamps in ns.
-    high, low = sum_of_numbers(torch.tensor([value >> 32, value & 0xFFFFFFFF])).tolist()
+    high, low = sum_of_numbers(torch.tensor([value >> 32, value & 0xFFFFFFFF]), group).tolist()
     return int((high << 32) + low)
 
 

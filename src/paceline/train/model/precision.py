@@ -17,6 +17,12 @@ from torch.utils import _pytree as tree
 
 from paceline.errors import SetupError, closest, option_invalid
 from paceline.machine.compiled import left_alone, not_compiled
+from paceline.train.model.sharded import (
+    complete_gradients,
+    is_dtensor,
+    local_gradients,
+    local_of,
+)
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 
@@ -201,8 +207,7 @@ class LossScale:
         are scaled too, because those of this loss are added to them.
         """
         if self._unscaled:
-            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            if gradients:
+            if gradients := local_gradients(parameters):
                 torch._foreach_mul_(gradients, self.value / self._world_size)
             self._unscaled = False
         return self._scaler.scale(loss) / self._world_size
@@ -217,10 +222,10 @@ class LossScale:
         held = [parameter for parameter in parameters if parameter.grad is not None]
         if not held:
             return True
-        gradients = [cast(torch.Tensor, parameter.grad) for parameter in held]
+        gradients = local_gradients(held)
         if self._world_size > 1:
             torch._foreach_mul_(gradients, self._world_size)
-        verdict = _Verdict(held)
+        verdict = _Verdict([_local(parameter) for parameter in held])
         beyond = _greatest(gradients) > FLOAT16_MAX
         self._scaler.unscale_(cast(Any, verdict))
         overflows = self._scaler._found_inf_per_device(cast(Any, verdict))
@@ -243,19 +248,25 @@ class LossScale:
         self._scaler.load_state_dict(state)
 
 
+def _local(parameter: nn.Parameter) -> torch.Tensor:
+    """Return a parameter, or a tensor of its local values with its local gradient."""
+    own = local_of(parameter)
+    if own is not parameter:
+        own = own.detach()
+        own.grad = local_of(cast(torch.Tensor, parameter.grad))
+    return own
+
+
 def _greatest(gradients: list[torch.Tensor]) -> float:
-    local = [
-        cast(Any, gradient).to_local() if hasattr(gradient, "to_local") else gradient
-        for gradient in gradients
-    ]
-    norms = torch._foreach_norm([gradient for gradient in local if gradient.numel()], float("inf"))
+    there = [gradient for gradient in gradients if gradient.numel()]
+    norms = torch._foreach_norm(there, float("inf"))
     return float(torch.stack(norms).max()) if norms else 0.0
 
 
 class _Verdict:
     """Stand-in for an optimizer: GradScaler calls its ``step`` if all gradients are finite."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
         self.param_groups = [{"params": parameters}]
         self.kept = False
 
@@ -264,9 +275,28 @@ class _Verdict:
 
 
 def clip_norm(what: Any, max_norm: float, norm_type: float) -> torch.Tensor:
-    """Scale gradients down to a norm; return the norm before as a plain tensor."""
-    norm = nn.utils.clip_grad_norm_(parameters_of(what), max_norm, norm_type)
-    return cast(torch.Tensor, norm.full_tensor()) if hasattr(norm, "full_tensor") else norm
+    """Scale gradients down to a norm; return the norm before as a plain tensor.
+
+    Gradients may be on several meshes, or on none: torch takes the norm of those of one mesh.
+    """
+    parameters = [parameter for parameter in parameters_of(what) if parameter.grad is not None]
+    complete_gradients(parameters)
+    by_mesh: dict[Any, list[torch.Tensor]] = {}
+    for gradient in (cast(torch.Tensor, parameter.grad) for parameter in parameters):
+        by_mesh.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
+    norms = [nn.utils.get_total_norm(gradients, norm_type) for gradients in by_mesh.values()]
+    norms = [cast(Any, norm).full_tensor() if is_dtensor(norm) else norm for norm in norms]
+    norm = norms[0] if len(norms) == 1 else nn.utils.get_total_norm(norms, norm_type)
+    own = [_local(parameter) for parameter in parameters]
+    nn.utils.clip_grads_with_norm_(own, max_norm, norm)
+    return norm
+
+
+def clip_value(what: Any, limit: float) -> None:
+    """Clip gradients to ``-limit`` and ``limit``."""
+    parameters = [parameter for parameter in parameters_of(what) if parameter.grad is not None]
+    complete_gradients(parameters)
+    nn.utils.clip_grad_value_([_local(parameter) for parameter in parameters], limit)
 
 
 def parameters_of(what: Any) -> list[nn.Parameter]:

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from paceline.errors import closest, option_contradicted, option_invalid
+from paceline.errors import SetupError, closest, option_contradicted, option_invalid
 from paceline.train.model.blocks import blocks_of, has_forward
 
 
@@ -107,12 +107,18 @@ def check_whole(model: nn.Module) -> None:
         )
 
 
-def replicate(model: nn.Module, options: DDP) -> DistributedDataParallel:
-    """Return a ``DistributedDataParallel`` around a model; all ranks get rank 0's parameters."""
+def replicate(
+    model: nn.Module, options: DDP, group: dist.ProcessGroup | None = None
+) -> DistributedDataParallel:
+    """Return a ``DistributedDataParallel`` around a model, over a group or all ranks.
+
+    Its ranks get the parameters of the first of them.
+    """
     if options.sync_batchnorm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     wrapped = DistributedDataParallel(
         model,
+        process_group=group,
         static_graph=options.static_graph,
         gradient_as_bucket_view=options.gradient_as_bucket_view,
         find_unused_parameters=options.find_unused_parameters,
@@ -126,20 +132,61 @@ def replicate(model: nn.Module, options: DDP) -> DistributedDataParallel:
     return wrapped
 
 
-def shard(
-    model: nn.Module, options: FSDP, device: torch.device
+def replicate_sharded(
+    model: nn.Module, options: DDP, mesh: DeviceMesh
 ) -> dict[nn.Parameter, nn.Parameter]:
-    """Shard a model in place; return the shard of each parameter."""
+    """Average the gradients of a model in place that the user has made tensor parallel.
+
+    ``mesh`` has the data dimensions. Returns what each parameter has become: a DTensor over these
+    dimensions too. torch does it with the means of ``fully_shard``, and without shards:
+    ``DistributedDataParallel`` takes no DTensors. Raises UsageError if the torch is too old, or
+    options are given that only that class knows.
+    """
+    try:
+        from torch.distributed._composable.replicate_with_fsdp import replicate as replicated
+    except ImportError:
+        raise SetupError.of(
+            "library-version-mismatch",
+            f"torch {torch.__version__} cannot replicate a tensor-parallel model",
+            where="session.setup(model)",
+            fix='torch 2.10 or later, or Session(strategy="fsdp")',
+        ) from None
+    if options != DDP():
+        raise option_contradicted(
+            "DDP(...) has options, and DistributedDataParallel takes no tensor-parallel model",
+            where="Session(strategy=...)",
+            fix='strategy="ddp", which replicates it in another way, or "fsdp"',
+        )
+    flat = mesh if mesh.ndim == 1 else mesh._flatten()
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for layer in (*_layers(model, None), model):
+        replicated(layer, mesh=flat)
+    return _replaced(model, names)
+
+
+def shard(
+    model: nn.Module, options: FSDP, device: torch.device, mesh: DeviceMesh | None = None
+) -> dict[nn.Parameter, nn.Parameter]:
+    """Shard a model in place, over a mesh or all ranks; return the shard of each parameter.
+
+    A mesh of two dimensions replicates over the first.
+    """
     from torch.distributed.fsdp import fully_shard  # the import takes most of a second
 
     _check_scalars(model)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    if mesh is None:
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in _layers(model, options.layers):
         fully_shard(layer, mesh=mesh, reshard_after_forward=options.reshard_after_forward)
     fully_shard(model, mesh=mesh, reshard_after_forward=options.reshard_after_forward)
-    shards = dict(model.named_parameters())
-    return {whole: shards[name] for whole, name in names.items()}
+    return _replaced(model, names)
+
+
+def _replaced(model: nn.Module, names: dict[nn.Parameter, str]) -> dict[nn.Parameter, nn.Parameter]:
+    """Return the present parameter for each earlier one, whose names are given."""
+    present = dict(model.named_parameters())
+    return {earlier: present[name] for earlier, name in names.items()}
 
 
 def move_state(optimizer: Optimizer, device: torch.device) -> None:
@@ -195,9 +242,10 @@ def _cut(state: dict[str, Any], parameter: nn.Parameter, optimizer: Optimizer) -
 
     assert isinstance(parameter, DTensor)
     shards = dict(state)
-    for name, value in state.items():
-        if not isinstance(value, torch.Tensor) or value.dim() == 0:
+    for name, kept in state.items():
+        if not isinstance(kept, torch.Tensor) or kept.dim() == 0:
             continue  # a step count is the same for each shard
+        value = kept.full_tensor() if isinstance(kept, DTensor) else kept
         if value.shape != parameter.shape:
             raise option_contradicted(
                 f"{type(optimizer).__name__} remembers {name} of shape {list(value.shape)} for"

@@ -83,10 +83,10 @@ def _say_if_too_coarse(model: nn.Module, decay: float, say: Callable[[str], None
         )
 
 
-def not_whole(strategy: str) -> UsageError:
-    """Return the error for a strategy under which ranks do not hold the same whole model."""
+def not_whole() -> UsageError:
+    """Return the error for a model of which a rank does not hold all parameters."""
     return option_contradicted(
-        f"with {strategy} no rank holds the whole model that all have in common",
+        "the model is sharded, so no rank holds the whole of it",
         where=_WHERE,
-        fix='Session(strategy="ddp")',
+        fix='Session(strategy="ddp"), and no parallelize_module',
     )

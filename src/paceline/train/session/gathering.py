@@ -19,7 +19,13 @@ from paceline.train import runtime
 from paceline.train.data import Iteration, in_order, rebuilt
 
 
-def gather(value: Any, iteration: Iteration | None, *, gradients: bool = False) -> Any:
+def gather(
+    value: Any,
+    iteration: Iteration | None,
+    *,
+    gradients: bool = False,
+    group: runtime.Group = None,  # the ranks that share out the data
+) -> Any:
     """Return the rows of all ranks, in the order of the loop if their number fits it.
 
     ``value`` holds tensors of shape ``[rows, ...]`` in dicts, lists and tuples. ``gradients``: a
@@ -28,7 +34,7 @@ def gather(value: Any, iteration: Iteration | None, *, gradients: bool = False) 
     if isinstance(value, dict):
         # Ranks may have filled their dicts in different orders.
         parts = {
-            key: gather(value[key], iteration, gradients=gradients)
+            key: gather(value[key], iteration, gradients=gradients, group=group)
             for key in sorted(value, key=repr)
         }
         gathered = copy.copy(value)
@@ -36,7 +42,9 @@ def gather(value: Any, iteration: Iteration | None, *, gradients: bool = False) 
             gathered[key] = part
         return gathered
     if isinstance(value, list | tuple):
-        return rebuilt(value, lambda part: gather(part, iteration, gradients=gradients))
+        return rebuilt(
+            value, lambda part: gather(part, iteration, gradients=gradients, group=group)
+        )
     if not isinstance(value, torch.Tensor) or not value.dim():
         is_tensor = isinstance(value, torch.Tensor)
         kind = "a tensor of shape []" if is_tensor else f"an object of type {type(value).__name__}"
@@ -50,22 +58,24 @@ def gather(value: Any, iteration: Iteration | None, *, gradients: bool = False) 
         value = value[torch.tensor(own, dtype=torch.int64, device=value.device)]
     if gradients:
         sizes: list[int] = []
-        rows = _Gather.apply(value, sizes, own is None)  # the loss of a borrowed row has no weight
+        rows = _Gather.apply(
+            value, sizes, own is None, group
+        )  # the loss of a borrowed row has no weight
     else:
-        rows, sizes = runtime.all_rows(value)
+        rows, sizes = runtime.all_rows(value, group)
     spans = iteration.spans_of(sizes) if iteration is not None and len(sizes) > 1 else None
     if spans is None:
         return rows
     return rows[torch.tensor(in_order(spans), dtype=torch.int64, device=rows.device)]
 
 
-def as_the_others(value: Any) -> Any:
+def as_the_others(value: Any, group: runtime.Group = None) -> Any:
     """Return numbers in the other ranks' types: a rank without a step still has its initial 0.
 
     A collective. Dicts, lists and tuples are converted recursively.
     """
-    kinds: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(kinds, _kinds(value))
+    kinds: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(kinds, _kinds(value), group=group)
     return _converted(value, kinds)
 
 
@@ -110,16 +120,19 @@ class _Gather(torch.autograd.Function):
     """All-gather of rows; its backward adds up the gradients of all ranks."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, sizes: list[int], has_weight: bool) -> torch.Tensor:
-        rows, counts = runtime.all_rows(value)
+    def forward(
+        ctx: Any, value: torch.Tensor, sizes: list[int], has_weight: bool, group: runtime.Group
+    ) -> torch.Tensor:
+        rows, counts = runtime.all_rows(value, group)
         sizes += counts
+        ctx.group = group
         ctx.sizes, ctx.has_weight = counts, has_weight
         return rows.clone() if len(counts) == 1 else rows  # an input must not be returned
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (gradient,) = gradients
         if not ctx.has_weight:  # it may be NaN, as that of a mean over no rows
             gradient = torch.zeros_like(gradient)
-        total = runtime.sum_over_ranks(gradient)
-        return total.split(ctx.sizes)[runtime.rank()], None, None
+        total = runtime.sum_over_ranks(gradient, ctx.group)
+        return total.split(ctx.sizes)[runtime.rank(ctx.group)], None, None, None

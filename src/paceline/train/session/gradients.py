@@ -17,10 +17,11 @@ from paceline.machine.parameters import held_by
 from paceline.text import terminal
 from paceline.train import runtime
 from paceline.train.data import BatchTracker, Rows, not_of_samples
-from paceline.train.model import keys, parallel
+from paceline.train.model import keys, parallel, sharded
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
-from paceline.train.session import averaging, checks, weights
+from paceline.train.model.mesh import DataRanks
+from paceline.train.session import averaging, checks, rank_check, weights
 from paceline.train.session.few_rows import FewRows
 from paceline.train.session.foreign_backward import Copies, OutsideBackward
 from paceline.train.session.limits import RankDependence
@@ -33,9 +34,7 @@ from paceline.train.session.loss_weight import (
     nodes_of,
     other_than_rows,
 )
-from paceline.train.session.rank_check import RankCheck
 from paceline.train.session.step_guard import ForwardTracker, StepGuard, not_averaged
-from paceline.world import World
 
 LOSSES_INSPECTED = 3  # a script's losses are of one kind; inspecting one takes microseconds
 
@@ -46,7 +45,8 @@ class Gradients:
     def __init__(
         self,
         *,
-        world: World,
+        data: DataRanks,
+        num_ranks: int,  # also those that see the same rows
         device: torch.device,
         precision: precisions.Precision,
         strategy: strategies.Strategy,
@@ -57,15 +57,18 @@ class Gradients:
         self.models: list[nn.Module] = []  # user's modules, in the order of setup
         self.optimizers: list[Optimizer] = []  # models' optimizers, in the order of setup
         # loss scale; None unless the precision is float16
-        self.scale = precisions.LossScale(device, world.world_size) if precision.scaled else None
+        self._world_size, self.device = data.world.world_size, device
+        self.scale = precisions.LossScale(device, self._world_size) if precision.scaled else None
         self.steps = 0  # number of completed steps
-        self._world_size, self.device = world.world_size, device
+        self._data, self._num_ranks = data, num_ranks
         self._precision, self._strategy, self._say = precision, strategy, say
         self.tracker = BatchTracker()  # knows which batch a loss belongs to
         # watches the models while a rank has few rows
-        self.few_rows = FewRows(self.models, self.forward_is_collective, rank=world.rank)
+        self.few_rows = FewRows(self.models, self.forward_is_collective, rank=runtime.rank())
         self._group = StepGroup(
-            world.world_size, accumulate, lambda weight: float(runtime.sum_over_ranks(weight))
+            self._world_size,
+            accumulate,
+            lambda weight: float(runtime.sum_over_ranks(weight, data.group)),
         )
         self._parameters: dict[nn.Parameter, None] = {}  # of all models, in order
         self._buffered: list[nn.Module] = []  # modules with buffers, which are kept equal
@@ -76,12 +79,13 @@ class Gradients:
         # what makes results depend on the number of ranks
         self.limits = RankDependence(say, device=device, strategy=strategy)
         self._num_losses = 0  # losses inspected so far
-        self._num_backwards, self._rank = 0, world.rank
+        self._num_backwards, self._rank = 0, runtime.rank()
         self._without_graph: set[DistributedDataParallel] = set()  # DDP has no static graph yet
         self._shards: dict[nn.Parameter, nn.Parameter] = {}  # parameter to its shard, with fsdp
-        self.check = RankCheck(is_on=check_ranks and world.world_size > 1)  # compares ranks
+        self._has_dtensors = False  # of a model that the user or this session has made so
+        self.check = rank_check.RankCheck(is_on=check_ranks and num_ranks > 1)  # compares ranks
         self._guard: StepGuard | None = None
-        if world.world_size > 1:
+        if self._world_size > 1:
             self._guard = StepGuard(
                 is_set_up=lambda parameter: parameter in self._parameters,
                 is_inside_group=lambda: (
@@ -123,8 +127,9 @@ class Gradients:
             strategies.replace_parameters(optimizer, self._shards)  # of models sharded earlier
             self._check_parameters(optimizer)
         ready = model
-        if self._world_size > 1:
+        if self._num_ranks > 1:
             ready = self._make_parallel(model, optimizers)
+        self._has_dtensors |= any(map(sharded.is_dtensor, model.parameters()))
         self._outside.watch(model)
         self.models.append(model)
         self.optimizers.extend(optimizers)
@@ -209,8 +214,7 @@ class Gradients:
 
     def _rescale(self, factor: float) -> None:
         """Multiply the gradients of the group's earlier batches."""
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        if gradients:
+        if gradients := sharded.local_gradients(self._parameters):
             torch._foreach_mul_(gradients, factor)
 
     def _run_backward(self, loss: torch.Tensor, gradient: torch.Tensor | None, ends: bool) -> None:
@@ -265,8 +269,9 @@ class Gradients:
         return any(model.training for model in self.models) if self.models else None
 
     def forward_is_collective(self) -> bool:
-        """Return whether every forward is a collective."""
-        return self._world_size > 1 and isinstance(self._strategy, strategies.FSDP)
+        """Return whether every forward is a collective, as with shards."""
+        is_sharded = self._world_size > 1 and isinstance(self._strategy, strategies.FSDP)
+        return is_sharded or self._has_dtensors
 
     def drop_group(self) -> None:
         """Begin a new group with the next batch; its gradients stay."""
@@ -319,7 +324,9 @@ class Gradients:
         weights.load(model, state)
         if self._world_size > 1 and isinstance(self._strategy, strategies.DDP):
             # Files at the same path on different nodes may differ.
-            runtime.copy_from_main([*model.parameters(), *model.buffers()])
+            tensors = [*model.parameters(), *model.buffers()]
+            plain = [tensor for tensor in tensors if not sharded.is_dtensor(tensor)]
+            runtime.copy_from_main(plain, self._data.group)
 
     def average(self, model: nn.Module, decay: float) -> AveragedModel:
         """Return the moving average of a module that was set up; updated after each step.
@@ -327,8 +334,8 @@ class Gradients:
         Raises UsageError if the module was not set up, or the strategy is not ddp.
         """
         checks.check_is_set_up(model, self.models, where="session.average(model, decay=...)")
-        if not isinstance(self._strategy, strategies.DDP) and self._world_size > 1:
-            raise averaging.not_whole(type(self._strategy).__name__)
+        if self.forward_is_collective():
+            raise averaging.not_whole()
         return averaging.average(model, decay, self.optimizers, say=self._say)
 
     def begin_collective(self) -> None:
@@ -361,8 +368,11 @@ class Gradients:
                     for module in self._buffered
                     for buffer in module._buffers.values()
                     if buffer is not None
-                ]
+                ],
+                self._data.group,
             )
+        if self._has_dtensors:
+            sharded.complete_gradients(self._parameters)
         if self.scale is not None:
             self.scale.settle(self._parameters, self._agree)
 
@@ -370,9 +380,9 @@ class Gradients:
         """Return whether any rank has non-finite gradients."""
         # After an all-reduce all ranks hold the same gradients. Shards differ between ranks, and so
         # do another model's gradients that are still being accumulated.
-        is_ddp = isinstance(self._strategy, strategies.DDP)
+        is_ddp = not self.forward_is_collective()
         is_all_reduced = is_ddp and (len(self._forwards.models) == 1 or self.accumulate == 1)
-        if is_all_reduced or self._world_size == 1:
+        if is_all_reduced or self._num_ranks == 1:
             return bad
         return bool(runtime.maxima([bad])[0])
 
@@ -389,16 +399,21 @@ class Gradients:
             model.require_backward_grad_sync = ends_group or model in self._without_graph
 
     def _make_parallel(self, model: nn.Module, optimizers: tuple[Optimizer, ...]) -> nn.Module:
-        strategies.check_whole(model)
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            runtime.copy_from_main([*model.parameters(), *model.buffers()])
+        is_trained = any(parameter.requires_grad for parameter in model.parameters())
+        is_sharded = any(map(sharded.is_dtensor, model.parameters()))
+        is_averaged = self._world_size == 1 or not is_trained
+        if self._data.mesh is None:
+            strategies.check_whole(model)
+        elif is_sharded and not is_averaged:
+            is_averaged = sharded.averages_itself(model, self._data)
+        self._begin_equal(model)
+        if is_averaged:  # by what the user has called, or there is nothing to average
             self._note_frozen(model)
             ready = model
-        elif isinstance(self._strategy, strategies.FSDP):
-            ready = self._shard(model, self._strategy, optimizers)
+        elif is_sharded or isinstance(self._strategy, strategies.FSDP):
+            ready = self._shard(model, optimizers)
         else:
-            assert isinstance(self._strategy, strategies.DDP)
-            replica = strategies.replicate(model, self._strategy)
+            replica = strategies.replicate(model, self._strategy, self._data.group)
             ready = parallel.wrap(replica, self._copies.watch)
             if hasattr(model, "module"):
                 self._say(
@@ -422,12 +437,24 @@ class Gradients:
             if not parameter.requires_grad
         }
 
-    def _shard(
-        self, model: nn.Module, strategy: strategies.FSDP, optimizers: tuple[Optimizer, ...]
-    ) -> nn.Module:
-        runtime.copy_from_main([*model.parameters(), *model.buffers()])
+    def _begin_equal(self, model: nn.Module) -> None:
+        """Let all ranks begin with the same model."""
+        if self._data.mesh is None:
+            runtime.copy_from_main([*model.parameters(), *model.buffers()])
+            return
+        if self._data.has_peers and not any(map(sharded.is_dtensor, model.parameters())):
+            rank_check.require_equal(model)
+        for group, tensors in sharded.copies_of(model, self._data):
+            runtime.copy_from_main(tensors, group)
+
+    def _shard(self, model: nn.Module, optimizers: tuple[Optimizer, ...]) -> nn.Module:
         whole = set(model.parameters())
-        self._shards |= strategies.shard(model, strategy, self.device)
+        mesh = self._data.submesh()
+        if isinstance(self._strategy, strategies.FSDP):
+            self._shards |= strategies.shard(model, self._strategy, self.device, mesh)
+        else:
+            assert mesh is not None  # without one, parameters are plain
+            self._shards |= strategies.replicate_sharded(model, self._strategy, mesh)
         for optimizer in (*self.optimizers, *optimizers):
             strategies.replace_parameters(optimizer, self._shards)
         others = [parameter for parameter in self._parameters if parameter not in whole]

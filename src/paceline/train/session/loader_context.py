@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from paceline import env
 from paceline.machine import cpus
 from paceline.train import runtime
 from paceline.train.data import LoaderContext
+from paceline.train.model.mesh import DataRanks
 from paceline.train.session.gradients import Gradients
 from paceline.world import World
 
@@ -18,12 +20,13 @@ def loader_context(
     gradients: Gradients,
     at_boundary: Callable[[bool, bool], None],
     *,
-    world: World,
+    world: World,  # all ranks
+    data: DataRanks,
     seed: int,
 ) -> LoaderContext:
     """Return the context for a new loader."""
     return LoaderContext(
-        world=world,
+        world=data.world,
         device=gradients.device,
         tracker=gradients.tracker,
         seed=seed,
@@ -31,7 +34,7 @@ def loader_context(
         cpus=cpus.of_ranks(world, granted=env.read(env.CPUS_PER_TASK) or ""),
         at_boundary=at_boundary,
         few_rows=gradients.few_rows,
-        total=runtime.totals,
+        total=partial(runtime.totals, group=data.group),
         first_of=_first_of(world),
         in_training_mode=gradients.in_training_mode,
         has_optimizer=lambda: bool(gradients.optimizers),

@@ -31,6 +31,7 @@ from paceline.train.data import (
     seed_device,
     set_device_random_state,
 )
+from paceline.train.model.mesh import DataRanks
 from paceline.train.session import restoring
 from paceline.train.session.gradients import Gradients
 from paceline.train.session.run_folder import SessionFolder
@@ -121,7 +122,8 @@ class SessionProgress:
     def __init__(
         self,
         *,
-        world: World,
+        world: World,  # all ranks
+        data: DataRanks,
         device: torch.device,
         seed: int,
         gradients: Gradients,
@@ -137,7 +139,7 @@ class SessionProgress:
         self.stop = CleanStop(
             runtime.maxima, alone=world.world_size == 1, is_late=self._periodic.is_late
         )
-        self._world, self._device, self._seed = world, device, seed
+        self._world, self._device, self._seed, self._data = world, device, seed, data
         self._gradients, self._checkpoints, self._say = gradients, checkpoints, say
         self._reseed, self._place = reseed, place
         self._uses_checkpoints = self._has_prepared = False
@@ -274,8 +276,10 @@ class SessionProgress:
             id(optimizer): _rates_of(optimizer) for optimizer in self._gradients.optimizers
         }
         is_same_world = state["world_size"] == self._world.world_size
+        # checkpoints of earlier versions know no mesh
+        is_same_mesh = state["session"].pop("mesh", None) == self._data.layout()
         self._restore_own(state["session"])
-        self._restore_random(state["random"] if is_same_world else None)
+        self._restore_random(state["random"] if is_same_world and is_same_mesh else None)
         self._periodic.note_saved(self._gradients.steps)
         self._say(restoring.describe(saved, which))
         return True
@@ -364,6 +368,7 @@ class SessionProgress:
             "step": self._gradients.steps,
             "epochs": (max(0, self._loops - 1), self._epoch + self._is_epoch_done()),
             "scale": scale.state_dict() if scale else None,
+            "mesh": self._data.layout(),
             **self._waiting,  # restored state whose object has not been registered yet
             **{
                 f"loader/{number}": loader.state_dict()
@@ -444,7 +449,7 @@ class SessionProgress:
     def _restore_random(self, random: dict[str, Any] | None) -> None:
         self._reseed = None
         if random is None:  # another number of ranks: new seeds, the same each time
-            seed_device(derive("resumed", self._seed, self._gradients.steps, self._world.rank))
+            seed_device(derive("resumed", self._seed, self._gradients.steps, self._data.world.rank))
             return
         set_device_random_state(random, self._device)
 

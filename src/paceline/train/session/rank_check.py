@@ -16,11 +16,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from paceline.errors import RunError
+from paceline.errors import Finding, RunError, UsageError
 from paceline.machine import agreement
-from paceline.machine.fingerprints import TOTAL_LIMIT, fingerprints, total
+from paceline.machine.fingerprints import TOTAL_LIMIT, Value, fingerprints, total
 from paceline.text import terminal
 from paceline.train import runtime
+from paceline.train.model import sharded
 
 # After so few steps no rounding can have added up, and nothing is lost yet.
 LAST_FATAL_STEP = 2
@@ -51,15 +52,15 @@ class RankCheck:
         if not self._is_on or not self.num_steps or (self.count and step == self.last_step):
             return
         self.due = 1 << self.num_steps.bit_length()  # the next power of two
-        values = fingerprints(_named(models), optimizers, steps=self.num_steps)
-        if not values:
+        named = _named(models)
+        values = fingerprints(named, optimizers, steps=self.num_steps)
+        pieces = _pieces(named, steps=self.num_steps)
+        if not (values or any(map(sharded.is_dtensor, named.values()))):
             return
         self.count, self.last_step = self.count + 1, step
-        if self.differs_since or runtime.spread(total(values)) <= TOTAL_LIMIT:
+        if self.differs_since:
             return
-        of_ranks: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(of_ranks, values)
-        finding = agreement.compare(dict(enumerate(of_ranks)), step=step)
+        finding = _difference(values, step=step) or _difference_in_pieces(pieces, step=step)
         if finding is None:
             return
         self.differs_since = step
@@ -69,6 +70,62 @@ class RankCheck:
             raise RunError(replace(finding, fix=fix, severity="error"))
         if not dist.get_rank():
             terminal.say(finding.render())
+
+
+def require_equal(model: nn.Module) -> None:
+    """Refuse a model whose plain parameters differ between ranks; a collective.
+
+    It is for a mesh on which several ranks see the same rows: the model may be one that the user
+    has cut into parts without DTensors, of which a checkpoint would hold one rank's.
+    """
+    finding = _difference(fingerprints(dict(model.named_parameters()), [], steps=1), step=0)
+    if finding is not None:
+        raise UsageError(
+            replace(
+                finding,
+                what="ranks have other parameters, and no parameter is a DTensor",
+                where="session.setup(model) on a mesh",
+                why="a checkpoint would hold one rank's parameters as those of all",
+                fix=(
+                    "parallelize_module or DTensor.from_local for parts of a model; or the same"
+                    " seed on all ranks"
+                ),
+                severity="error",
+            )
+        )
+
+
+def _difference(values: list[Value], *, step: int) -> Finding | None:
+    """Return a finding if fingerprints of all ranks differ; a collective."""
+    if not values or runtime.spread(total(values)) <= TOTAL_LIMIT:
+        return None
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, values)
+    return agreement.compare(dict(enumerate(of_ranks)), step=step)
+
+
+def _pieces(parameters: dict[str, torch.Tensor], *, steps: int) -> dict[Any, list[Value]]:
+    """Return fingerprints of what this rank holds of DTensors, by the piece that it is."""
+    by_piece: dict[Any, dict[str, torch.Tensor]] = {}
+    for name, parameter in parameters.items():
+        piece = sharded.piece_of(parameter)
+        if piece is not None and parameter.requires_grad:
+            local = sharded.local_of(parameter).detach().requires_grad_()
+            by_piece.setdefault(piece, {})[name] = local
+    return {piece: fingerprints(locals_, [], steps=steps) for piece, locals_ in by_piece.items()}
+
+
+def _difference_in_pieces(pieces: dict[Any, list[Value]], *, step: int) -> Finding | None:
+    """Return a finding if ranks that hold the same pieces of DTensors differ; a collective."""
+    if not pieces:
+        return None
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, pieces)
+    for piece in dict.fromkeys(piece for held in of_ranks for piece in held):
+        values = {rank: held[piece] for rank, held in enumerate(of_ranks) if piece in held}
+        if finding := agreement.compare(values, step=step):
+            return finding
+    return None
 
 
 def _named(models: Sequence[nn.Module]) -> dict[str, torch.Tensor]:

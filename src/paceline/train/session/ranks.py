@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.errors import UsageError, option_invalid
 from paceline.text import terminal
 from paceline.train import runtime
 from paceline.train.data import BatchTracker, Iteration, Loader, not_of_samples
+from paceline.train.model.mesh import DataRanks
 from paceline.train.session import gathering, once
 from paceline.train.session.gradients import Gradients
 from paceline.world import World
@@ -42,11 +44,12 @@ class MainPrinter:
             self.say(text)
 
 
-def describe_world(world: World, device: torch.device) -> str:
+def describe_world(world: World, device: torch.device, mesh: str = "") -> str:
     """Return launcher, ranks and device in a line; the process group must be open."""
     backend = runtime.backends().get(device.type)
     ranks = f"{world.world_size} ranks over {backend}" if backend else "1 rank"
-    return f"launcher {world.launcher} ({world.reason}); {ranks}; rank 0 on {device}"
+    parts = [f"launcher {world.launcher} ({world.reason})", ranks, f"rank 0 on {device}", mesh]
+    return "; ".join(filter(None, parts))
 
 
 _WHERE = "session.mean(...)"
@@ -54,7 +57,13 @@ _MOST_LOOPS = 16  # of the loaders that a script uses
 _ROUNDING = 1e-9
 
 
-def mean(value: Any, weight: Any, loops: Sequence[Iteration], last: Iteration | None) -> float:
+def mean(
+    value: Any,
+    weight: Any,
+    loops: Sequence[Iteration],
+    last: Iteration | None,
+    group: runtime.Group = None,  # the ranks that share out the data
+) -> float:
     """Return the mean over the rows of all ranks.
 
     ``value`` is a number of the last batch, or a list with one for each batch of a loop, ``weight``
@@ -68,10 +77,11 @@ def mean(value: Any, weight: Any, loops: Sequence[Iteration], last: Iteration | 
         weights = [1.0] * len(values) if weight is None else _numbers(weight)
         if len(values) != len(weights):
             raise _unknown(f"{len(values)} numbers have {len(weights)} weights", fix="one for each")
-        total, rows, *_ = _over_ranks([_sums(values, weights)])[0]
+        total, rows, *_ = _over_ranks([_sums(values, weights)], group)[0]
         return total / rows if rows else float("nan")
     of_batch = not is_list and any(loop.live for loop in loops)
-    found = _over_ranks([_of_loop(values, loop, loop is last, of_batch) for loop in loops])
+    table = [_of_loop(values, loop, loop is last, of_batch) for loop in loops]
+    found = _over_ranks(table, group)
     fitting = {loop: sums for loop, sums in zip(loops, found, strict=True) if not sums[2]}
     if last in fitting and (last.live or is_list):  # of what is under way, or of what has ended
         fitting = {loop: sums for loop, sums in fitting.items() if _kind(loop) == _kind(last)}
@@ -121,12 +131,12 @@ def _sums(values: list[float], weights: list[float]) -> tuple[float, float]:
     return sum(total for total, _ in own), sum(weight for _, weight in own)
 
 
-def _over_ranks(table: list[tuple[float, ...]]) -> list[list[float]]:
+def _over_ranks(table: list[tuple[float, ...]], group: runtime.Group) -> list[list[float]]:
     """Return the sums of a table over the ranks, which may have different numbers of loops."""
     padded = torch.tensor([(0.0, 0.0, 1.0, 0.0)] * _MOST_LOOPS, dtype=torch.float64)
     for row, sums in zip(padded, table, strict=False):
         row[: len(sums)] = torch.tensor(sums, dtype=torch.float64)
-    found: list[list[float]] = runtime.sum_of_numbers(padded).tolist()
+    found: list[list[float]] = runtime.sum_of_numbers(padded, group).tolist()
     return found[: len(table)]
 
 
@@ -164,6 +174,7 @@ class SessionRanks:
     """The ranks of a session, and the collectives between them."""
 
     _world: World
+    _data: DataRanks
     _device: torch.device
     _gradients: Gradients
     _tracker: BatchTracker
@@ -184,6 +195,11 @@ class SessionRanks:
         return self._world.local_rank
 
     @property
+    def mesh(self) -> DeviceMesh | None:
+        """The device mesh of ``Session(mesh=...)``; None without one."""
+        return self._data.mesh
+
+    @property
     def is_main(self) -> bool:
         """Whether this is rank 0."""
         return self._world.rank == 0
@@ -196,6 +212,8 @@ class SessionRanks:
     def reduce(self, value: T) -> T:
         """Return the sum of ``value`` over all ranks, on all ranks; for a loss, see ``mean``.
 
+        On a mesh, over the ranks with other rows: those that see the same rows count once.
+
         Args:
             value: An int (summed exactly), a float (in float64), a tensor of any shape (the same on
                 all ranks), or a dict, list or tuple of them. A bool counts as an int. Tensors of
@@ -206,8 +224,8 @@ class SessionRanks:
         """
         self._gradients.begin_collective()
         if self._tracker.is_uneven:
-            value = gathering.as_the_others(value)
-        return cast(T, runtime.sum_over_ranks(value))
+            value = gathering.as_the_others(value, self._data.group)
+        return cast(T, runtime.sum_over_ranks(value, self._data.group))
 
     def mean(
         self,
@@ -232,7 +250,7 @@ class SessionRanks:
         """
         self._gradients.begin_collective()
         loops = [loop for of, loop in self._tracker.latest.items() if loader in (None, of)]
-        return mean(value, weight, loops, self._tracker.last)
+        return mean(value, weight, loops, self._tracker.last, self._data.group)
 
     def gather(self, value: T, loader: Loader | None = None, *, gradients: bool = False) -> T:
         """Return the rows of all ranks, on all ranks, in the order of the dataset.
@@ -252,7 +270,8 @@ class SessionRanks:
         """
         self._gradients.begin_collective()
         iteration = self._tracker.last if loader is None else loader.iteration
-        return cast(T, gathering.gather(value, iteration, gradients=gradients))
+        group = self._data.group
+        return cast(T, gathering.gather(value, iteration, gradients=gradients, group=group))
 
     def once(self, fn: Callable[[], T], scope: str = "job") -> T:
         """Run ``fn`` on one rank while the others wait, and return its value on all ranks.

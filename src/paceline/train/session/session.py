@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -21,6 +22,7 @@ from paceline.train.checkpoint import Checkpoints
 from paceline.train.data import Loader, RowRandom, adopted, derive, seed_device
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
+from paceline.train.model.mesh import data_ranks
 from paceline.train.session import scaling, stopping
 from paceline.train.session.checks import check_accumulate, check_names
 from paceline.train.session.gradients import Gradients
@@ -69,6 +71,11 @@ class Session(SessionModels):
             the first batch, differently afterwards.
         timeout_s: Seconds until a collective fails that other ranks did not join. None means
             torch's default (1800 with gloo, 600 with NCCL).
+        mesh: A ``DeviceMesh`` of all ranks with named dimensions, for models that are made parallel
+            with ``parallelize_module`` or ``fully_shard`` before ``setup``; or its sizes by name,
+            one of which may be -1: ``{"dp": -1, "tp": 2}``, then ``session.mesh``.
+        data: Dimensions of the mesh over which the data is shared out, ``()`` for none. Ranks that
+            differ in another dimension see the same rows.
         run_dir: Folder of checkpoints and logs. None means the folder of ``paceline run``, or one
             in ``paceline-runs/`` for this script, arguments, array element and Session.
             ``other.run_dir`` shares the folder of another Session.
@@ -97,6 +104,8 @@ class Session(SessionModels):
         strategy: str | strategies.Strategy = "ddp",
         seed: int | None = None,
         timeout_s: float | None = None,
+        mesh: DeviceMesh | Mapping[str, int] | None = None,
+        data: str | tuple[str, ...] = "dp",
         run_dir: str | os.PathLike[str] | RunDir | None = None,
         loggers: Sequence[logging.Logger | str] = ("csv",),
         check_ranks: bool = True,
@@ -107,22 +116,28 @@ class Session(SessionModels):
         self._precision = precisions.choose(precision, self._device)
         self._seed, self._seeded = read_seed(seed), seed is not None
         self._printer = MainPrinter(is_main=self.is_main)
+        chosen = strategies.choose(strategy, self._device)
+        of_one = isinstance(mesh, Mapping)
+        runtime.open_group(self._world, self._device, timeout_s=timeout_s, of_one=of_one)
+        self._data = data_ranks(mesh, data, world=self._world, device=self._device)
+        if mesh is not None:
+            runtime.keep_groups()
         self._gradients = Gradients(
-            world=self._world,
+            data=self._data,
+            num_ranks=self.world_size,
             device=self._device,
             precision=self._precision,
-            strategy=strategies.choose(strategy, self._device),
+            strategy=chosen,
             accumulate=accumulate,
             say=self._printer.say_once,
             check_ranks=check_ranks,
         )
         self._tracker = self._gradients.tracker
-        if self.is_main and self.world_size > 1:
+        if self.is_main and self._data.world.world_size > 1:
             self._gradients.limits.watch_draws(self._tracker, is_seeded=self._seeded)
         self._draws = RowRandom(
-            self._tracker, seed=self._seed, rank=self._world.rank, device=self._device
+            self._tracker, seed=self._seed, rank=self._data.world.rank, device=self._device
         )
-        runtime.open_group(self._world, self._device, timeout_s=timeout_s)
         self._place = SessionFolder(run_dir or None, world=self._world)
         self._checkpoints = Checkpoints(
             self.run_dir.checkpoints,
@@ -133,13 +148,14 @@ class Session(SessionModels):
         weakref.finalize(self, self._place.release_soon).atexit = False  # after stopping.finish
         self._progress = SessionProgress(
             world=self._world,
+            data=self._data,
             device=self._device,
             seed=self._seed,
             gradients=self._gradients,
             checkpoints=self._checkpoints,
             place=self._place,
             say=self._printer.say_once,
-            reseed=derive("rank", self._seed, self.rank) if self._seeded else None,
+            reseed=derive("rank", self._seed, self._data.world.rank) if self._seeded else None,
         )
         self._loggers = logging.Loggers(loggers, self.run_dir, self._printer)
         if self._seeded:
@@ -151,7 +167,8 @@ class Session(SessionModels):
         atexit.register(stopping.finish, self._checkpoints, self._loggers, proven)
         # paceline's launcher prints its own line, and one process has nothing to say
         if self._world.launcher != "paceline" and self._world != World():
-            self._printer.say(describe_world(self._world, self._device))
+            mesh_line = self._data.describe()
+            self._printer.say(describe_world(self._world, self._device, mesh_line))
 
     @property
     def step(self) -> int:
@@ -193,7 +210,8 @@ class Session(SessionModels):
         All ranks start from rank 0's parameters and buffers.
 
         Args:
-            model: A plain module. If several models share an optimizer, pass it with the last one.
+            model: A plain module, or on a mesh one with DTensors. If several models share an
+                optimizer, pass it with the last one.
             *optimizers: The model's optimizers, made before or after; returned unchanged.
 
         Returns:
@@ -284,6 +302,7 @@ class Session(SessionModels):
             self._gradients,
             self._progress.at_boundary,
             world=self._world,
+            data=self._data,
             seed=self._seed,
         )
         loader = Loader(dataset, context, taken)
@@ -329,7 +348,7 @@ class Session(SessionModels):
 
     def clip_grad_value(self, what: Any, clip_value: float) -> None:
         """Clip gradients to ``-clip_value`` and ``clip_value``; otherwise as ``clip_grad_norm``."""
-        nn.utils.clip_grad_value_(precisions.parameters_of(what), clip_value)
+        precisions.clip_value(what, clip_value)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of mixed precision, for computations outside of ``forward``."""
