@@ -103,6 +103,9 @@ def load_optimizer(
         {**group, "params": [numbers[name] for name in present]}
         for group, present in zip(saved["groups"], order, strict=True)
     ]
+    for group, own in zip(groups, optimizer.param_groups, strict=True):
+        if "foreach" in own:  # how it is computed here, not what
+            group["foreach"] = own["foreach"]
     optimizer.load_state_dict({"state": values, "param_groups": groups})
 
 

@@ -110,6 +110,8 @@ def _made(sizes: Mapping[str, int], world: World, device: torch.device) -> Devic
             if is_valid
             else 'sizes from 1 on, one of them may be -1: mesh={"dp": -1, "tp": 2}',
         )
+    # Else the mesh may choose another device than this rank has taken.
+    torch.empty(1, device=device)
     return init_device_mesh(device.type, tuple(given.values()), mesh_dim_names=tuple(given))
 
 

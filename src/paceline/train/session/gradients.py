@@ -133,6 +133,9 @@ class Gradients:
         self._outside.watch(model)
         self.models.append(model)
         self.optimizers.extend(optimizers)
+        if self._has_dtensors:
+            for optimizer in self.optimizers:
+                sharded.update_singly(optimizer)
         return ready
 
     def backward(self, loss: torch.Tensor, weight: float | None) -> bool:
