@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from paceline import deadlines
 from paceline.errors import Finding
-from paceline.launch.monitor.position import DATA, Position, shown_path
+from paceline.launch.monitor.position import DATA, Position, kinship, shown_path
 from paceline.launch.monitor.proof import Call, HangProof, difference, odd_pair
 from paceline.launch.monitor.waiting import longer
 from paceline.text.wording import duration, few_lines, has_or_have, is_or_are, named, wait_or_waits
@@ -234,6 +234,7 @@ def _stuck(
     data = longest.kind == DATA
     pronoun = "it" if len(alike) == 1 else "them"
     others = f"; {_ranks(waiting)} {wait_or_waits(waiting)} for {pronoun}" if waiting else ""
+    others += kinship(absent, waiting)
     return Finding(
         "rank-stuck-in-data" if data else "rank-stuck-in-code",
         f"{_with_host(alike)} {has_or_have(alike)} {longest.stuck}{others}",

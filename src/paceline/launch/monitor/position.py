@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.text.wording import named
+
 # Kinds of places, and those in which a rank waits for other ranks.
 COLLECTIVE, BACKWARD, START, DATA, CODE = "collective", "backward", "start", "data", "code"
 WAITING = (COLLECTIVE, BACKWARD, START)
@@ -36,6 +38,13 @@ _PLACES: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
 )
 # Calls in which two ranks meet, and the word before the other one.
 POINT_TO_POINT = {"recv": "from", "send": "to"}
+# What usual names of the dimensions of a device mesh stand for.
+_PARALLEL = {
+    "cp": "context-parallel",
+    "dp": "data-parallel",
+    "ep": "expert-parallel",
+    "tp": "tensor-parallel",
+}
 # Characters of a line of the user's code that are shown.
 _SHOWN = 60
 
@@ -104,6 +113,17 @@ class Position:
         return classify(self.frames)[1] in POINT_TO_POINT
 
     @property
+    def kinship(self) -> str:
+        """What ranks of its mesh group are to each other: ``tensor-parallel peer``; else empty.
+
+        torch names the group of a dimension of a device mesh after it, ``mesh_tp``.
+        """
+        dim = self.group_name.removeprefix("mesh_")
+        if dim == self.group_name or dim.isdigit():
+            return ""
+        return f"{_PARALLEL.get(dim, dim)} peer"
+
+    @property
     def place(self) -> str:
         """``train.py:91`` of the user's own code; empty if none is visible."""
         frame = next((frame for frame in reversed(self.frames) if frame.user), None)
@@ -163,6 +183,17 @@ class Position:
             code = (frame.code or frame.function) if frame else ""
             return [_cut(code)]
         return [words]
+
+
+def kinship(absent: Sequence[Position], waiting: Sequence[Position]) -> str:
+    """Return whose peer an absent rank is on a mesh: `` (tensor-parallel peer of rank 2)``."""
+    ranks = {position.rank for position in absent}
+    of_kind: dict[str, list[int]] = {}
+    for position in waiting:
+        if position.kinship and not ranks.isdisjoint(position.members):
+            of_kind.setdefault(position.kinship, []).append(position.rank)
+    parts = [f"{kind} of {named(others)}" for kind, others in of_kind.items()]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _listed(*parts: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.errors import Notice
-from paceline.launch.monitor.position import STOPPED, UNKILLABLE, Position
+from paceline.launch.monitor.position import STOPPED, UNKILLABLE, Position, kinship
 from paceline.text.wording import duration, few_lines, has_or_have, is_or_are, named
 
 _LINES = 4
@@ -90,8 +90,8 @@ def _absent(absent: Sequence[Position], waiting: Sequence[Position]) -> Picture:
     lines = [_is_in(position, several) for position in absent[1:]]
     lines.append(f"{named(position.rank for position in waiting)}: {waiting[0].doing}")
     notice = Notice(
-        f"{_wait(waiting)} for {named(position.rank for position in absent)} for {since_s:.0f} s"
-        f" (hang?): {_is_in(absent[0], several)}",
+        f"{_wait(waiting)} for {named(position.rank for position in absent)}"
+        f"{kinship(absent, waiting)} for {since_s:.0f} s (hang?): {_is_in(absent[0], several)}",
         few_lines(lines, _LINES),
         advice=_advice(waiting, since_s),
     )

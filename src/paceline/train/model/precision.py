@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as tree
 
-from paceline.errors import SetupError, closest, option_invalid
+from paceline.errors import SetupError, closest, option_contradicted, option_invalid
 from paceline.machine.compiled import left_alone, not_compiled
 from paceline.train.model.sharded import (
     complete_gradients,
@@ -95,12 +95,26 @@ def attach(model: nn.Module, precision: Precision, device: torch.device) -> None
     """
     _detach(model)
     if precision.stored is not None:
-        model.to(precision.stored)
+        _convert(model, precision)
         model.register_forward_pre_hook(_Hook(_cast_inputs(precision.stored)), with_kwargs=True)
     if precision.computed is not None:
         _autocast_forward(model, lambda: autocast(precision, device))
     if precision.stored == torch.bfloat16:
         model.register_forward_hook(_Hook(_cast_output))
+
+
+def _convert(model: nn.Module, precision: Precision) -> None:
+    others = [one for one in model.parameters() if one.is_floating_point()]
+    others = [one for one in others if one.dtype != precision.stored]
+    if any(map(is_dtensor, others)):
+        raise option_contradicted(
+            f"{len(others)} parameters are in {others[0].dtype}, and sharded already",
+            where=f"Session(precision={precision.name!r})",
+            why="torch cannot change the type of a sharded model in place",
+            fix=f"model.to({precision.stored}) before parallelize_module and fully_shard",
+        )
+    if others or not any(map(is_dtensor, model.parameters())):
+        model.to(precision.stored)
 
 
 class _Hook:

@@ -26,6 +26,20 @@ def is_dtensor(tensor: Any) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
+def move(model: nn.Module, device: torch.device) -> None:
+    """Move a model to a device; DTensors are on that of their mesh, and stay.
+
+    ``Module.to`` would replace them, which it cannot where something refers to them.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    if not any(map(is_dtensor, tensors)):
+        model.to(device)
+        return
+    for tensor in tensors:
+        if not is_dtensor(tensor) and tensor.device != device:
+            tensor.data = tensor.data.to(device)
+
+
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a DTensor, which shares its memory; else the tensor itself."""
     if not is_dtensor(tensor):

@@ -5,6 +5,7 @@ torch's own wrappers do the work.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -157,6 +158,8 @@ def replicate_sharded(
             where="Session(strategy=...)",
             fix='strategy="ddp", which replicates it in another way, or "fsdp"',
         )
+    # Of shards, which there are none of here; the user has not called fully_shard.
+    warnings.filterwarnings("ignore", r"FSDP2-wrapped module \(Replicate")
     flat = mesh if mesh.ndim == 1 else mesh._flatten()
     names = {parameter: name for name, parameter in model.named_parameters()}
     for layer in (*_layers(model, None), model):

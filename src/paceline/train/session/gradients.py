@@ -118,7 +118,7 @@ class Gradients:
         """Move a model to the device, set its precision and make it parallel; return it."""
         checks.check_kinds(model, optimizers)
         checks.check_is_plain(model)
-        model.to(self.device)
+        sharded.move(model, self.device)
         precisions.attach(model, self._precision, self.device)
         keys.accept_wrapped(model)
         self._parameters.update(dict.fromkeys(model.parameters()))
