@@ -175,7 +175,13 @@ def start(folder, layout, kind, **options):
         strategy = "fsdp" if "fsdp" in dims and "sharded" not in parallel else "ddp"
         mesh = {"mesh": sizes, "data": dims, "strategy": strategy}
     session = Session(
-        precision="64-true", accumulate=ACCUMULATE, seed=3, run_dir=folder, loggers=(), **mesh, **options
+        precision="64-true",
+        accumulate=ACCUMULATE,
+        seed=3,
+        run_dir=folder,
+        loggers=(),
+        **mesh,
+        **options,
     )
     torch.manual_seed(5)
     build, data = MODELS[kind]

@@ -310,7 +310,8 @@ def clip_value(what: Any, limit: float) -> None:
     """Clip gradients to ``-limit`` and ``limit``."""
     parameters = [parameter for parameter in parameters_of(what) if parameter.grad is not None]
     complete_gradients(parameters)
-    nn.utils.clip_grad_value_([_local(parameter) for parameter in parameters], limit)
+    if parameters:  # of a step that overflowed there are no gradients
+        nn.utils.clip_grad_value_([_local(parameter) for parameter in parameters], limit)
 
 
 def parameters_of(what: Any) -> list[nn.Parameter]:

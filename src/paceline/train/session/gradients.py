@@ -153,8 +153,9 @@ class Gradients:
         # Passing the factor as the loss's gradient costs less than a product, and keeps out the
         # value of a loss that is NaN because the rank has no rows.
         gradient = None if part.factor == 1.0 else torch.full_like(loss, part.factor)
+        is_due = part.ends_group and self.check.num_steps == self.check.due
         try:
-            if part.ends_group and self.check.num_steps == self.check.due:
+            if is_due and not self._has_dtensors:
                 self.compare_ranks()
             with self._outside:
                 if part.factor:
@@ -162,6 +163,8 @@ class Gradients:
                 else:
                     with self._zeroed(loss):
                         self._run_backward(loss, gradient, part.ends_group)
+            if is_due and self._has_dtensors:  # before the backward some are gathered
+                self.compare_ranks()
         except RuntimeError as error:
             if runtime.is_of_collective(error):
                 self._say_position()
