@@ -33,7 +33,7 @@ class BenchCommand(start_commands.StartCommand):
         """Return a decorator that adds a command, as that of a click group."""
 
         def add(function: Any) -> click.Command:
-            self.commands[name] = click.command(name, cls=command_help.HelpedCommand)(function)
+            self.commands[name] = click.command(name, cls=command_help.PlainCommand)(function)
             return self.commands[name]
 
         return add
