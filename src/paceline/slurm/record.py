@@ -70,8 +70,7 @@ class JobRecord:
     def from_json(cls, values: Mapping[str, Any]) -> JobRecord:
         """Return the record from the output of ``to_json``.
 
-        Raises:
-            ValueError: The values are not a record of this version.
+        Raises ValueError if the values are not a record of this version.
         """
         if not isinstance(values, Mapping) or values.get("version") != VERSION:
             raise ValueError(f"not the record of a job in version {VERSION}")
@@ -122,8 +121,7 @@ class JobRecord:
 def write(run_dir: RunDir, record: JobRecord) -> None:
     """Write the record of a run's job.
 
-    Raises:
-        OSError: The folder cannot be written.
+    Raises OSError if the folder cannot be written.
     """
     write_whole(run_dir.job, json.dumps(record.to_json(), indent=1) + "\n")
 
@@ -132,8 +130,7 @@ def write(run_dir: RunDir, record: JobRecord) -> None:
 def recording(folder: Path, job_id: str) -> Iterator[None]:
     """Report an error of writing the records of a job that Slurm has already accepted.
 
-    Raises:
-        SetupError: A record cannot be written; the message says that the job is queued.
+    Raises SetupError if a record cannot be written; the message says that the job is queued.
     """
     try:
         yield
@@ -150,9 +147,7 @@ def recording(folder: Path, job_id: str) -> Iterator[None]:
 def load(run_dir: RunDir) -> JobRecord | None:
     """Return the record of a run's job, None if the run has none.
 
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file is not a record.
+    Raises OSError if the file cannot be read. Raises ValueError if the file is not a record.
     """
     try:
         record = JobRecord.from_json(read_json(run_dir.job))

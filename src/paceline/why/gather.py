@@ -164,8 +164,7 @@ def write(collection: Collection) -> str:
 def read(path: Path) -> list[Account]:
     """Return the accounts in a file written by ``--collect``, of one host or of several.
 
-    Raises:
-        UsageError: The file cannot be read, or has another format.
+    Raises UsageError if the file cannot be read, or has another format.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:

@@ -49,8 +49,7 @@ KINDS: Mapping[str, ProjectKind] = {
 def promised_percent(script: str) -> int:
     """Return the accuracy that an example promises in its docstring, in percent.
 
-    Raises:
-        ValueError: The docstring promises none.
+    Raises ValueError if the docstring promises none.
     """
     promise = re.search(r"^At least (\d+) %", script, re.MULTILINE)
     if promise is None:

@@ -119,8 +119,7 @@ def execute(task: RankTask) -> NoReturn:
 
     ``spawn`` runs paceline's worker entry in a new interpreter, ``exec`` what torchrun would run.
 
-    Raises:
-        OSError: The program cannot be executed.
+    Raises OSError if the program cannot be executed.
     """
     if task.method == "spawn":
         env.put(env.TASK, task.to_json())

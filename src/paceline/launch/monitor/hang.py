@@ -61,20 +61,15 @@ def hangs(positions: Sequence[Position]) -> bool:
 
 
 def judge(
-    positions: Sequence[Position],
+    positions: Sequence[Position],  # positions of all ranks that answered, at the same moment
     *,
-    uneven: Finding | None = None,
+    uneven: Finding | None = None,  # the finding about uneven numbers of batches, if there is one
+    # no rank waits: a collective failed because the ranks sent data that did not match
     broken: bool = False,
+    # the timeout of the process group, if it has ended the wait; else 0
     ended_after_s: float = 0.0,
 ) -> Finding | None:
-    """Return the likely cause of a hang; None if the positions do not show it.
-
-    Args:
-        positions: Positions of all ranks that answered, at the same moment.
-        uneven: The finding about uneven numbers of batches, if there is one.
-        broken: No rank waits: a collective failed because the ranks sent data that did not match.
-        ended_after_s: The timeout of the process group, if it has ended the wait; else 0.
-    """
+    """Return the likely cause of a hang; None if the positions do not show it."""
     living = [position for position in positions if not position.ended]
     waiting = [position for position in living if position.waits]
     absent = [position for position in living if not position.waits]

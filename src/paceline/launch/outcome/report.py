@@ -357,21 +357,15 @@ _APART = (
 
 
 def summarise(
+    # ``rank, host, steps, seconds, data_s, own_s`` of every rank, and ``never_grouped``
     counters: Sequence[Mapping[str, Any]],
     *,
-    seconds: float,
+    seconds: float,  # duration of the whole run
+    # where the time of the usual step went, if enough steps were timed
     step_time: StepTime | None = None,
-    rare: Sequence[RareDelay] = (),
+    rare: Sequence[RareDelay] = (),  # what the usual step leaves out
 ) -> dict[str, Any]:
-    """Return the figures of a run that succeeded.
-
-    Args:
-        counters: ``rank, host, steps, seconds, data_s, own_s`` of every rank, and
-            ``never_grouped``.
-        seconds: Duration of the whole run.
-        step_time: Where the time of the usual step went, if enough steps were timed.
-        rare: What the usual step leaves out.
-    """
+    """Return the figures of a run that succeeded."""
     stepping = [entry for entry in counters if entry["steps"] > 1 and entry["seconds"] > 0]
     summary: dict[str, Any] = {"ranks": len(counters), "seconds": round(seconds, 2), "steps": 0}
     if not stepping:

@@ -49,22 +49,14 @@ def plan(
     options: Options,
     *,
     run_dir: str,
-    function: bool,
-    numbered: bool,
+    function: bool,  # whether the run executed a function of a program
+    numbered: bool,  # whether its nodes were given node ranks
     environ: Mapping[str, str],
+    # arguments of sbatch that submit the run again: the script of ``paceline submit``,
+    # after an option that names one element of an array; empty without a script
     submission: Sequence[str] = (),
 ) -> ResumeCommand:
-    """Return how a run is started again.
-
-    Args:
-        options: The options of this launcher.
-        run_dir: The run folder.
-        function: Whether the run executed a function of a program.
-        numbered: Whether its nodes were given node ranks.
-        environ: The environment.
-        submission: Arguments of sbatch that submit the run again: the script of ``paceline
-            submit``, after an option that names one element of an array; empty without a script.
-    """
+    """Return how a run is started again."""
     slurm = bool(environ.get(env.JOB_ID))
     if slurm and submission and not function:
         return ResumeCommand(

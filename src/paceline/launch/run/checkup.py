@@ -34,8 +34,7 @@ Conduct = Callable[[Options, RankTask, Callable[[], None]], Report]
 def run(options: Options, conduct: Conduct) -> int:
     """Check all nodes of a run; return the command's exit status.
 
-    Raises:
-        PacelineError: The given script does not exist, or the run could not be started.
+    Raises PacelineError if the given script does not exist, or the run could not be started.
     """
     if options.script:
         script.read(options)  # it is not run, but a wrong name must be reported

@@ -75,8 +75,7 @@ def _no_run(what: str) -> Finding:
 def read(run_dir: RunDir) -> ReportedRun:
     """Return what the folder of a run says.
 
-    Raises:
-        SetupError: There is nothing of a run in it.
+    Raises SetupError if there is nothing of a run in it.
     """
     records, event_notes = _events(run_dir.root)
     history = events.history_of(records)

@@ -38,27 +38,22 @@ ONE, SEVERAL = "report.html", "comparison.html"
 
 
 def report(
-    names: Sequence[str],
+    names: Sequence[str],  # run folders or sweeps, or their names; without one the latest run
     *,
+    # the page; None for ``report.html`` in the folder of the run, and ``comparison.html``
+    # in that of the sweep, or of the first of several runs
     output: Path | None,
-    as_text: bool,
-    as_json: bool,
+    as_text: bool,  # whether only the text is wanted
+    as_json: bool,  # whether only data for a program are wanted
+    # share by which the second of two runs may be slower (``regression.SPEED``), or its
+    # loss higher (``regression.LOSS``); empty if nothing is compared
     most_grown: Mapping[str, float],
 ) -> int:
     """Print the report of some runs, and write its page; return the exit status.
 
-    Args:
-        names: Run folders or sweeps, or their names; without one the latest run.
-        output: The page; None for ``report.html`` in the folder of the run, and
-            ``comparison.html`` in that of the sweep, or of the first of several runs.
-        as_text: Whether only the text is wanted.
-        as_json: Whether only data for a program are wanted.
-        most_grown: Share by which the second of two runs may be slower (``regression.SPEED``), or
-            its loss higher (``regression.LOSS``); empty if nothing is compared.
-
-    Raises:
-        UsageError: A page is wanted, and not; other than two runs are to be compared.
-        SetupError: There is nothing to report, a package is missing, or the page cannot be written.
+    Raises UsageError if a page is named and not wanted, or other than two runs are to be compared,
+    and SetupError if there is nothing to report, a package is missing, or the page cannot be
+    written.
     """
     if output is not None and (as_text or as_json):
         option = "--text" if as_text else "--json"
@@ -132,8 +127,7 @@ def _default_page(runs: Sequence[ReportedRun], *, is_one: bool) -> Path:
 def write(path: Path, html: str) -> None:
     """Write a page.
 
-    Raises:
-        SetupError: The folder does not exist or cannot be written.
+    Raises SetupError if the folder does not exist or cannot be written.
     """
     try:
         files.write_whole(path, html)

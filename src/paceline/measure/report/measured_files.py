@@ -53,9 +53,7 @@ def finite(value: Any) -> float:
 def positive(value: Any) -> float:
     """Return a number above 0.
 
-    Raises:
-        ValueError: It is 0, negative, infinite or NaN.
-        TypeError: It is not a number.
+    Raises ValueError if it is 0, negative, infinite or NaN. Raises TypeError if it is not a number.
     """
     number = finite(value)
     if number <= 0:
@@ -191,9 +189,8 @@ def _read(
 def parse_bench(values: Mapping[str, Any]) -> BenchFacts:
     """Return a bench from its JSON. Pure.
 
-    Raises:
-        ValueError: The version is unknown, or a time is not a positive number.
-        KeyError: A field is missing.
+    Raises ValueError if the version is unknown, or a time is not a positive number. Raises KeyError
+    if a field is missing.
     """
     bench = BenchFile.from_json(values)
     network = bench.network or {"points": []}
@@ -235,8 +232,7 @@ def _network_point(values: Mapping[str, Any]) -> NetworkPoint:
 def parse_forecast(values: Mapping[str, Any]) -> ForecastFacts:
     """Return a forecast from its JSON. Pure.
 
-    Raises:
-        KeyError: A field is missing.
+    Raises KeyError if a field is missing.
     """
     points = [
         ForecastPoint(

@@ -50,8 +50,7 @@ def cancel(subjects: Sequence[str]) -> int:
 def end_living(runs: Sequence[Run]) -> list[Run]:
     """End the jobs of those of some runs that have not ended, record that, and return them.
 
-    Raises:
-        SetupError: Slurm does not answer, or does not end a job.
+    Raises SetupError if Slurm does not answer, or does not end a job.
     """
     states, silent = job_states.states(job for _, job in runs)
     if silent:

@@ -64,8 +64,7 @@ def require(
 ) -> tuple[Path, SweepRecord]:
     """Return a sweep and its record.
 
-    Raises:
-        UsageError: The sweep does not exist.
+    Raises UsageError if the sweep does not exist.
     """
     sweep_record = find(subject, places=places)
     if sweep_record is not None:
@@ -83,8 +82,7 @@ def require(
 def create(folder: Path, elements: Sequence[int]) -> None:
     """Create the run folders of elements; Slurm writes the output of each into its own.
 
-    Raises:
-        OSError: A folder cannot be created or written.
+    Raises OSError if a folder cannot be created or written.
     """
     for index in elements:
         sweeps.folder_of(folder, index).mkdir(parents=True, exist_ok=True)

@@ -151,8 +151,7 @@ def order(
 ) -> tuple[ElementRow, ...]:
     """Return elements sorted by a metric, those without a finite value last. Pure.
 
-    Raises:
-        UsageError: Elements have metrics, and none has this one.
+    Raises UsageError if elements have metrics, and none has this one.
     """
     if not metric:
         return tuple(elements)
