@@ -181,16 +181,13 @@ def sbatch_words(run_dir: RunDir, job_id: str) -> tuple[str, ...]:
 
 
 def find(
-    subject: str, *, places: Sequence[Path] = (RUNS, EARLIER_RUNS)
+    subject: str,  # a run folder, the name of one, or a job id
+    *,
+    places: Sequence[Path] = (RUNS, EARLIER_RUNS),  # parents of run folders
 ) -> tuple[RunDir, JobRecord]:
     """Find a run and the record of its job.
 
-    Args:
-        subject: A run folder, the name of one, or a job id.
-        places: Parents of run folders.
-
-    Raises:
-        UsageError: The run does not exist, or has no Slurm job.
+    Raises UsageError if the run does not exist, or has no Slurm job.
     """
     for folder in (Path(subject), *(runs / subject for runs in places)):
         run_dir = RunDir(folder)

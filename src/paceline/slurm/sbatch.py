@@ -134,12 +134,10 @@ class SbatchAnswer:
         )
 
 
-def environ(directives: Collection[str]) -> dict[str, str]:
-    """Return the environment of sbatch and the job, without variables that override directives.
-
-    Args:
-        directives: Options of sbatch that the job script or the command line has.
-    """
+def environ(
+    directives: Collection[str],  # options of sbatch that the job script or the command line has
+) -> dict[str, str]:
+    """Return the environment of sbatch and the job, without variables that override directives."""
     dropped = {name for option in directives for name in _OVERRIDING_VARIABLES.get(option, ())}
     return {name: value for name, value in commands.outside().items() if name not in dropped}
 

@@ -79,12 +79,10 @@ def motion(looks: Sequence[Look], *, seconds: float) -> str:
     return IN_PLACE if stacks else RUNNING  # without a stack only the kernel's counters are known
 
 
-def waits_for_gpu(frames: Sequence[Frame]) -> bool:
-    """Return whether a rank that stays in this place waits for its GPU to finish.
-
-    Args:
-        frames: The stack, outermost first.
-    """
+def waits_for_gpu(
+    frames: Sequence[Frame],  # the stack, outermost first
+) -> bool:
+    """Return whether a rank that stays in this place waits for its GPU to finish."""
     if not frames:
         return False
     inner = frames[-1]

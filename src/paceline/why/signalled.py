@@ -22,12 +22,10 @@ _QUIET_S = 0.05  # a dump is complete once it has not grown for this time
 _ONE_BY_ONE = threading.Lock()  # ranks may write to the same file
 
 
-def number_of(name: str) -> int:
-    """Return the number of a signal, 0 for one that may end a rank.
-
-    Args:
-        name: ``USR1``, ``SIGUSR2``, or the number of a real-time signal.
-    """
+def number_of(
+    name: str,  # ``USR1``, ``SIGUSR2``, or the number of a real-time signal
+) -> int:
+    """Return the number of a signal, 0 for one that may end a rank."""
     user_signal = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}.get(
         name.upper().removeprefix("SIG")
     )

@@ -34,12 +34,10 @@ _WRITERS = (("torch", "save", "f"), ("safetensors.torch", "save_file", "filename
 _NOT_THE_USERS = ("/dev/", "/proc/", "/sys/")
 
 
-def install(folder: Path) -> None:
-    """Keep what this process and the processes that it forks overwrite.
-
-    Args:
-        folder: For the copies; all ranks of all trials share it.
-    """
+def install(
+    folder: Path,  # for the copies; all ranks of all trials share it
+) -> None:
+    """Keep what this process and the processes that it forks overwrite."""
     ours = [env.read(name) for name in (env.KEPT_FILES, env.RUN_DIR, env.TUNE, env.PROOF)]
     ignored = [os.path.realpath(path) for path in ours if path]
     keeper = FileKeeper(folder, (*ignored, *_NOT_THE_USERS))

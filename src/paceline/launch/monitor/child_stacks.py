@@ -85,13 +85,11 @@ def _first_line(err: str) -> str:
     return next((f"py-spy: {line.strip()}" for line in err.splitlines() if line.strip()), "")
 
 
-def main_thread(pid: int, dumped: Sequence[dict[str, Any]]) -> list[tuple[str, int, str]]:
-    """Return ``(file, line, function)`` of the main thread's frames, outermost first.
-
-    Args:
-        pid: The process; the main thread has the same number in the kernel.
-        dumped: The threads that ``threads`` returned.
-    """
+def main_thread(
+    pid: int,  # the process; the main thread has the same number in the kernel
+    dumped: Sequence[dict[str, Any]],  # the threads that ``threads`` returned
+) -> list[tuple[str, int, str]]:
+    """Return ``(file, line, function)`` of the main thread's frames, outermost first."""
     main = [thread for thread in dumped if thread.get("os_thread_id") == pid]
     named = [thread for thread in dumped if thread.get("thread_name") == "MainThread"]
     thread: dict[str, Any] = next(iter([*main, *named, *dumped]), {"frames": []})

@@ -100,15 +100,12 @@ def _judge_waiting(
 
 
 def judge_proven(
-    positions: Sequence[Position], proof: HangProof, *, uneven: Finding | None = None
+    positions: Sequence[Position],  # positions of all ranks
+    proof: HangProof,  # the ranks that can never continue, and their calls
+    *,
+    uneven: Finding | None = None,  # the finding about uneven numbers of batches, if there is one
 ) -> Finding:
-    """Return the cause of a hang that is proven.
-
-    Args:
-        positions: Positions of all ranks.
-        proof: The ranks that can never continue, and their calls.
-        uneven: The finding about uneven numbers of batches, if there is one.
-    """
+    """Return the cause of a hang that is proven."""
     stuck = [position for position in positions if position.rank in proof.ranks]
     finding = judge(stuck, uneven=uneven)
     calls = _calls(proof.calls)

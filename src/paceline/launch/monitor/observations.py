@@ -144,12 +144,10 @@ def padded(dataset_length: int, padded_length: int, *, world_size: int) -> Findi
     )
 
 
-def not_a_number(names: Mapping[int, str]) -> Finding | None:
-    """Return a finding if ranks have succeeded although their parameters contain NaN.
-
-    Args:
-        names: For each such rank, the first parameter that contains a NaN.
-    """
+def not_a_number(
+    names: Mapping[int, str],  # for each such rank, the first parameter that contains a NaN
+) -> Finding | None:
+    """Return a finding if ranks have succeeded although their parameters contain NaN."""
     if not names:
         return None
     rank = min(names)
@@ -170,13 +168,11 @@ def not_a_number(names: Mapping[int, str]) -> Finding | None:
     )
 
 
-def uneven(counters: Sequence[Mapping[str, Any]]) -> Finding | None:
-    """Return a finding if ranks have different numbers of batches when they hang or fail.
-
-    Args:
-        counters: ``rank, loops, loop_batches, first_loop_batches, open_batches, loop_length`` of
-            every rank.
-    """
+def uneven(
+    # ``rank, loops, loop_batches, first_loop_batches, open_batches, loop_length`` of every rank
+    counters: Sequence[Mapping[str, Any]],
+) -> Finding | None:
+    """Return a finding if ranks have different numbers of batches when they hang or fail."""
     furthest = max((entry["loops"] for entry in counters), default=0)
     ended = {
         entry["rank"]: entry["loop_batches"] for entry in counters if entry["loops"] == furthest
@@ -194,16 +190,12 @@ def uneven(counters: Sequence[Mapping[str, Any]]) -> Finding | None:
 
 
 def _uneven_open(
-    ended: Mapping[int, int], behind: Mapping[int, int], lengths: Mapping[int, int], loop: int
+    ended: Mapping[int, int],
+    behind: Mapping[int, int],  # batches so far of the ranks that are still in it
+    lengths: Mapping[int, int],  # length of the loader of the ranks that are still in it
+    loop: int,  # number of the loop
 ) -> Finding | None:
-    """Return a finding if ranks are still in a loop that others have ended with fewer batches.
-
-    Args:
-        ended: Batches of the ranks that have ended the loop.
-        behind: Batches so far of the ranks that are still in it.
-        lengths: Length of the loader of the ranks that are still in it.
-        loop: Number of the loop.
-    """
+    """Return a finding if ranks are still in a loop that others have ended with fewer batches."""
     most = max(ended.values())
     least = min(behind.values())
     if least > most:

@@ -146,12 +146,10 @@ class HangProof:
     destroyed: frozenset[int] = frozenset()  # ranks that have destroyed the group of the others
 
 
-def find(stands: Iterable[Stand]) -> HangProof | None:
-    """Return a proof that ranks can never continue, None if there is none.
-
-    Args:
-        stands: All ranks of the run.
-    """
+def find(
+    stands: Iterable[Stand],  # all ranks of the run
+) -> HangProof | None:
+    """Return a proof that ranks can never continue, None if there is none."""
     by_rank = {stand.rank: stand for stand in stands}
     return _mismatch(by_rank) or _cycle(by_rank) or _ended(by_rank)
 

@@ -337,13 +337,11 @@ def _guard(frames: tuple[Frame, ...]) -> str:
     return ""
 
 
-def worker_place(pid: int, read_frame: Callable[[str, int, str], Frame]) -> str:
-    """Return the place of the first worker in the user's code, or else a worker's system call.
-
-    Args:
-        pid: Process id of the rank.
-        read_frame: Creates a frame from file, line and function.
-    """
+def worker_place(
+    pid: int,  # process id of the rank
+    read_frame: Callable[[str, int, str], Frame],  # creates a frame from file, line and function
+) -> str:
+    """Return the place of the first worker in the user's code, or else a worker's system call."""
     import psutil
 
     deadline = time.monotonic() + _WORKERS_S

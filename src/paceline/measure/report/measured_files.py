@@ -102,13 +102,11 @@ def _point(line: bytes, num_ranks: int) -> SpeedPoint | None:
         return None
 
 
-def split_of(step: Mapping[str, Any] | None, num_ranks: int) -> StepSplit | None:
-    """Return the split of a step that a launcher described; None if there is none. Pure.
-
-    Args:
-        step: What ``stage_times.describe`` returned.
-        num_ranks: Number of ranks.
-    """
+def split_of(
+    step: Mapping[str, Any] | None,  # what ``stage_times.describe`` returned
+    num_ranks: int,  # number of ranks
+) -> StepSplit | None:
+    """Return the split of a step that a launcher described; None if there is none. Pure."""
     try:
         if not step:
             return None

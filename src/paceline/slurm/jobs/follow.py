@@ -40,14 +40,12 @@ _PLAN = re.compile(rb"^paceline: [0-9-]+ nodes? x ", re.M)
 _BLOCK = re.compile("^── paceline |^paceline: run folder ".encode(), re.M)
 
 
-def follow(subject: str | RunDir) -> int:
+def follow(
+    subject: str | RunDir,  # a run folder, the name of one in ``paceline-runs/``, or a job id
+) -> int:
     """Show a job's output until the job has ended; returns the exit status of its run.
 
-    Args:
-        subject: A run folder, the name of one in ``paceline-runs/``, or a job id.
-
-    Raises:
-        UsageError: The run does not exist, or has no Slurm job.
+    Raises UsageError if the run does not exist, or has no Slurm job.
     """
     if isinstance(subject, RunDir):
         run_dir, job = record.find(str(subject.root))

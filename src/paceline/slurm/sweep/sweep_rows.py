@@ -191,19 +191,16 @@ def causes(elements: Sequence[ElementRow]) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def show(
-    folder: Path, sweep_record: SweepRecord, *, as_json: bool, metric: str, descending: bool
+    folder: Path,
+    sweep_record: SweepRecord,
+    *,
+    as_json: bool,  # whether data for a program are wanted
+    metric: str,  # name of the metric by which the elements are sorted, empty for their index
+    descending: bool,  # whether the largest value comes first
 ) -> int:
     """Print the elements of a sweep; returns the exit status of the command.
 
-    Args:
-        folder: The folder of the sweep.
-        sweep_record: Its record.
-        as_json: Whether data for a program are wanted.
-        metric: Name of the metric by which the elements are sorted, empty for their index.
-        descending: Whether the largest value comes first.
-
-    Raises:
-        UsageError: No element has logged the metric.
+    Raises UsageError if no element has logged the metric.
     """
     rows = gather(folder, sweep_record, metric=metric)
     say_silent(rows.silent)
