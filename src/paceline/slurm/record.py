@@ -17,6 +17,7 @@ from typing import Any
 from paceline.errors import Finding, SetupError, UsageError, closest
 from paceline.rundir import sweeps
 from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, read_json, write_whole
+from paceline.text.plain_data import read_as
 from paceline.text.quoting import printable, word
 from paceline.text.secret_texts import hidden_values
 
@@ -74,30 +75,11 @@ class JobRecord:
         """
         if not isinstance(values, Mapping) or values.get("version") != VERSION:
             raise ValueError(f"not the record of a job in version {VERSION}")
-        fields = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
-        try:
-            requeues = tuple(
-                Requeue(
-                    int(entry["step"]),
-                    int(entry["time_ns"]),
-                    str(entry["why"]),
-                    bool(entry.get("elsewhere", False)),
-                )
-                for entry in fields.pop("requeues", ())
-            )
-            own_values = {str(key): str(text) for key, text in fields.pop("values", {}).items()}
-            earlier = tuple(str(number) for number in fields.pop("earlier_ids", ()))
-            record = cls(**fields, earlier_ids=earlier, requeues=requeues, values=own_values)
-        except (AttributeError, KeyError, TypeError, OverflowError) as error:
-            raise ValueError(f"not the record of a job: {error}") from None
+        record = read_as(cls, values)
         record._check()
         return record
 
     def _check(self) -> None:
-        texts = (self.job_id, self.cluster, self.name, self.script, self.nodes, self.on_node_loss)
-        has_texts = all(isinstance(text, str) for text in texts)
-        if not has_texts or not isinstance(self.submitted_ns, int):
-            raise ValueError("not the record of a job: a value is of the wrong type")
         if not all(_JOB_ID.fullmatch(number) for number in self.ids):
             raise ValueError("not the record of a job: its id is not a job id")
         if not _CLUSTER.fullmatch(self.cluster) or self.cluster.startswith("-"):
