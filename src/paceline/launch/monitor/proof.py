@@ -23,8 +23,7 @@ thread has not run in between, and no bytes have moved on its sockets.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 # Operations in which every rank sends as many elements as the others.
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce")
@@ -122,18 +121,6 @@ class Stand:
             other for other in self.recent if (other.group, other.seq) == (call.group, call.seq)
         ]
         return calls[0] if len(calls) == 1 else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the stand as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Stand:
-        """Return the stand that ``to_json`` converted."""
-        calls = {
-            name: tuple(Call(**call) for call in values[name]) for name in ("pending", "recent")
-        }
-        return cls(**{**values, **calls, "destroyed": tuple(values["destroyed"])})
 
 
 @dataclass(frozen=True)

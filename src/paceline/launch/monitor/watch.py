@@ -281,7 +281,7 @@ class Watch:
             "positions": [
                 asdict(self._position(local, looks.get(local), earlier)) for local in ranks
             ],
-            "stands": [self._stand(local, looks.get(local), earlier).to_json() for local in ranks],
+            "stands": [asdict(self._stand(local, looks.get(local), earlier)) for local in ranks],
             "counters": self._group.figures(),
         }
 
@@ -344,7 +344,7 @@ class Watch:
             [values for account in listed for values in account["counters"]]
         )
         proven = proof.find(
-            Stand.from_json(values) for account in listed for values in account["stands"]
+            read_as(Stand, values) for account in listed for values in account["stands"]
         )
         if proven is not None:
             return WatchVerdict(
