@@ -36,24 +36,16 @@ _SETTLE_LOOKS = 4
 
 
 class Observer:
-    """Observe the ranks of one attempt.
-
-    Args:
-        group: The ranks of this node.
-        counters: Their counters.
-        channel: Channel to the other nodes, None if there are none.
-        run_dir: The run folder.
-        notice: Prints a warning.
-    """
+    """Observe the ranks of one attempt."""
 
     def __init__(
         self,
-        group: WatchedRanks,
-        counters: SharedCounters,
-        channel: ControlChannel | None,
+        group: WatchedRanks,  # the ranks of this node
+        counters: SharedCounters,  # their counters
+        channel: ControlChannel | None,  # channel to the other nodes, None if there are none
         *,
-        run_dir: RunDir,
-        notice: Callable[[Finding], None],
+        run_dir: RunDir,  # the run folder
+        notice: Callable[[Finding], None],  # prints a warning
     ) -> None:
         self._group, self._counters, self._channel = group, counters, channel
         self._run_dir, self._notice = run_dir, notice

@@ -74,22 +74,15 @@ class _Notices:
 
 
 class Follower:
-    """Follows the output file of a run, the state of its job, and the job's id, which may change.
-
-    Args:
-        run_dir: The run folder.
-        job: Record of the job.
-        clock: Returns the time in seconds; for tests.
-        sleep: Sleeps for some seconds; for tests.
-    """
+    """Follows the output file of a run, the state of its job, and the job's id, which may change."""
 
     def __init__(
         self,
-        run_dir: RunDir,
-        job: JobRecord,
+        run_dir: RunDir,  # the run folder
+        job: JobRecord,  # record of the job
         *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,  # returns the time in seconds; for tests
+        sleep: Callable[[float], None] = time.sleep,  # sleeps for some seconds; for tests
     ) -> None:
         self._run_dir = run_dir
         self._job = job
