@@ -74,7 +74,7 @@ class _Notices:
 
 
 class Follower:
-    """Follows the output file of a run, the state of its job, and the job's id, which may change."""
+    """Follows the output of a run, the state of its job, and the job's id, which may change."""
 
     def __init__(
         self,
