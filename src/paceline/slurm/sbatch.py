@@ -171,14 +171,13 @@ def unsure(result: commands.Reply) -> bool:
     )
 
 
-def refusal(result: commands.Reply, *, known_options: Callable[[], tuple[str, ...]]) -> Finding:
-    """Return why sbatch did not accept a job.
-
-    Args:
-        result: Status and output of sbatch.
-        known_options: Returns the long names of sbatch's options; called if sbatch rejects an
-            option.
-    """
+def refusal(
+    result: commands.Reply,  # status and output of sbatch
+    *,
+    # returns the long names of sbatch's options; called if sbatch rejects an option
+    known_options: Callable[[], tuple[str, ...]],
+) -> Finding:
+    """Return why sbatch did not accept a job."""
     lines = tuple(line.strip() for line in result.err.splitlines() if line.strip())[-6:]
     text = "\n".join(lines)
     if result.status == commands.MISSING:

@@ -35,13 +35,12 @@ def number_of(
     return int(name) if name.isdigit() and first <= int(name[:4]) <= last else 0
 
 
-def ask(pid: int, signum: int) -> tuple[list[tuple[str, int, str]], str]:
+def ask(
+    pid: int,  # process id of the rank
+    signum: int,  # the signal for which the user has registered faulthandler
+) -> tuple[list[tuple[str, int, str]], str]:
     """Return ``(file, line, function)`` of the main thread's frames, outermost first, and why there
     are none.
-
-    Args:
-        pid: Process id of the rank.
-        signum: The signal for which the user has registered faulthandler.
     """
     name = signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
     if not stacks.catches(pid, signum):

@@ -79,13 +79,12 @@ def _without_effect(options: Mapping[str, str]) -> dict[str, str]:
 # accelerate launch
 
 
-def accelerate(settings: AccelerateSettings, *, decided: bool) -> Translated:
-    """Translate ``accelerate launch``.
-
-    Args:
-        settings: The settings that it would use.
-        decided: Whether the line or a configuration says the precision.
-    """
+def accelerate(
+    settings: AccelerateSettings,  # the settings that it would use
+    *,
+    decided: bool,  # whether the line or a configuration says the precision
+) -> Translated:
+    """Translate ``accelerate launch``."""
     return Translated(
         settings.options,
         _needed(settings, decided=decided),

@@ -85,13 +85,12 @@ class FileKeeper:
         if not isinstance(path, int):  # else an open file: what opened it was seen
             self._keep(os.path.realpath(os.fsdecode(path)))
 
-    def _keep_entry(self, path: Any, folder: int) -> None:
-        """Keep an entry of a folder: a file, a link, or all files of a folder in it.
-
-        Args:
-            path: Where it is.
-            folder: Descriptor of the folder that a relative path begins at; -1: this process's.
-        """
+    def _keep_entry(
+        self,
+        path: Any,  # where it is
+        folder: int,  # descriptor of the folder that a relative path begins at; -1: this process's
+    ) -> None:
+        """Keep an entry of a folder: a file, a link, or all files of a folder in it."""
         name = os.fsdecode(path)
         if folder >= 0 and not os.path.isabs(name):
             name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)

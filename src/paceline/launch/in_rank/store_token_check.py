@@ -98,13 +98,12 @@ def _underlying(store: Any) -> Any:
     return store
 
 
-def foreign(identity: dict[str, Any] | None, *, place: str) -> Finding:
-    """Return the finding that names the run to which a store belongs, instead of ours.
-
-    Args:
-        identity: The identity in the store, None if it has none.
-        place: ``HOST:PORT``.
-    """
+def foreign(
+    identity: dict[str, Any] | None,  # the identity in the store, None if it has none
+    *,
+    place: str,  # ``HOST:PORT``
+) -> Finding:
+    """Return the finding that names the run to which a store belongs, instead of ours."""
     holder = (
         "something that is not a run of paceline"
         if identity is None

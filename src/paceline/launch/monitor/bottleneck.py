@@ -61,13 +61,12 @@ def longest_wait(parts: Mapping[str, float]) -> str:
     return DATA if data_s >= LEAST_DATA_S else ""
 
 
-def finding_of(step: Mapping[str, Any] | None, run: RunFacts) -> Finding | None:
-    """Return what most steps wait for; None if they compute longer, or too little was lost.
-
-    Args:
-        step: What ``stage_times.describe`` returned; None if too few steps were timed.
-        run: What is known of the run.
-    """
+def finding_of(
+    # what ``stage_times.describe`` returned; None if too few steps were timed
+    step: Mapping[str, Any] | None,
+    run: RunFacts,  # what is known of the run
+) -> Finding | None:
+    """Return what most steps wait for; None if they compute longer, or too little was lost."""
     if step is None:
         return None
     parts = step_parts.coarse(step, run.num_ranks)

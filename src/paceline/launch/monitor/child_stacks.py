@@ -54,13 +54,12 @@ def stack(
     return tuple(read_frame(*frame) for frame in main)
 
 
-def threads(pid: int, *, limit_s: float = _PY_SPY_S) -> tuple[list[dict[str, Any]], str]:
-    """Return a process's Python threads as py-spy prints them, and the reason if there are none.
-
-    Args:
-        pid: The process.
-        limit_s: How long py-spy may take, in seconds.
-    """
+def threads(
+    pid: int,
+    *,
+    limit_s: float = _PY_SPY_S,  # how long py-spy may take, in seconds
+) -> tuple[list[dict[str, Any]], str]:
+    """Return a process's Python threads as py-spy prints them, and the reason if there are none."""
     program = find_py_spy()
     if not program:
         return [], MISSING

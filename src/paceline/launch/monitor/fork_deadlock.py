@@ -85,15 +85,14 @@ def is_proven(
     return now.is_unnamed or is_before_dataset(frames)
 
 
-def is_before_dataset(frames: Sequence[NativeFrame]) -> bool:
+def is_before_dataset(
+    frames: Sequence[NativeFrame],  # its stack, outermost first
+) -> bool:
     """Return whether a worker has called nothing from torch's worker loop yet, or has not come to
     it since its process was started.
 
     Code that the loop has called, a dataset or the user's ``worker_init_fn``, may wait for a
     ``multiprocessing.Lock`` that another worker holds and will release.
-
-    Args:
-        frames: Its stack, outermost first.
     """
     python = [frame for frame in frames if frame.is_python]
     if not python:
@@ -108,13 +107,12 @@ def _is_worker_loop(frame: NativeFrame) -> bool:
     return frame.function == "_worker_loop" and frame.file.endswith("_utils/worker.py")
 
 
-def parse(dump: str) -> tuple[NativeFrame, ...]:
-    """Return the frames of a py-spy dump of a process with one thread, outermost first.
-
-    Args:
-        dump: What ``py-spy dump --native`` prints: one ``    function (file:line)`` for each frame,
-            innermost first.
-    """
+def parse(
+    # what ``py-spy dump --native`` prints: one ``    function (file:line)`` for each frame,
+    # innermost first
+    dump: str,
+) -> tuple[NativeFrame, ...]:
+    """Return the frames of a py-spy dump of a process with one thread, outermost first."""
     lines = re.findall(r"^ {4}(\S.*?) \(([^()]+?)(?::\d+)?\)$", dump, re.M)
     return tuple(NativeFrame(function, file) for function, file in reversed(lines))
 

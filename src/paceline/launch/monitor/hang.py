@@ -34,13 +34,12 @@ SAME_SIZE = (
 _USUAL_STEPS = 10  # a rank without progress for this many usual steps gets a notice
 
 
-def limit_s(requested_s: float | None, *, step_s: float) -> float:
-    """Return the time without progress after which a rank that others wait for is reported.
-
-    Args:
-        requested_s: ``--hang-timeout``, None if it was not given.
-        step_s: Usual time of a step, 0 if unknown.
-    """
+def limit_s(
+    requested_s: float | None,  # ``--hang-timeout``, None if it was not given
+    *,
+    step_s: float,  # usual time of a step, 0 if unknown
+) -> float:
+    """Return the time without progress after which a rank that others wait for is reported."""
     if requested_s is not None:
         return requested_s
     return max(deadlines.scaled(deadlines.HANG_NOTICE), _USUAL_STEPS * step_s)

@@ -305,13 +305,12 @@ class _Pace:
         return self._window
 
 
-def _mean_per_step(pairs: Sequence[tuple[Counters, Counters]], name: str) -> float:
-    """Return the mean increase of a counter per step, over the ranks.
-
-    Args:
-        pairs: The counters of each rank at the start and at the end of a window.
-        name: Name of the counter, in seconds.
-    """
+def _mean_per_step(
+    # the counters of each rank at the start and at the end of a window
+    pairs: Sequence[tuple[Counters, Counters]],
+    name: str,  # name of the counter, in seconds
+) -> float:
+    """Return the mean increase of a counter per step, over the ranks."""
     return fmean(
         (getattr(new, name) - getattr(old, name)) / (new.steps - old.steps) for old, new in pairs
     )

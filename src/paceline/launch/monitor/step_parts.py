@@ -28,14 +28,13 @@ _ANY_RANK_WORDS = {
 LONGER = 1.05
 
 
-def parts(step: Mapping[str, Any], num_ranks: int) -> dict[str, float]:
+def parts(
+    step: Mapping[str, Any],  # what ``stage_times.describe`` returned
+    num_ranks: int,  # number of ranks
+) -> dict[str, float]:
     """Return the seconds of each part, in the order of ``PARTS``; they add up to the step.
 
     A single rank exchanges no gradients: what its backward does last is computation.
-
-    Args:
-        step: What ``stage_times.describe`` returned.
-        num_ranks: Number of ranks.
     """
     stages = step["stages"]
     seconds = {
@@ -53,14 +52,13 @@ def parts(step: Mapping[str, Any], num_ranks: int) -> dict[str, float]:
     return seconds
 
 
-def coarse(step: Mapping[str, Any], num_ranks: int) -> dict[str, float]:
+def coarse(
+    step: Mapping[str, Any],  # what ``stage_times.describe`` returned
+    num_ranks: int,  # number of ranks
+) -> dict[str, float]:
     """Return the seconds of data, compute, other code, communication and waiting.
 
     They add up to the step; a single rank has no communication and no waiting.
-
-    Args:
-        step: What ``stage_times.describe`` returned.
-        num_ranks: Number of ranks.
     """
     fine = parts(step, num_ranks)
     computing = {"compute": sum(fine[stage] for stage in COMPUTE)}

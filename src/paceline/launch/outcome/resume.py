@@ -145,14 +145,13 @@ def _lines(label: str, command: ResumeCommand, loop: str) -> list[str]:
     return [line, f"auto-resume: {loop}"] if loop else [line]
 
 
-def describe_short_grace(grace_s: int, command: ResumeCommand, *, needed_s: float = 0.0) -> str:
-    """Return the fix for a grace period that is too short to save: a longer one, at all senders.
-
-    Args:
-        grace_s: The current grace period, in seconds.
-        command: The resume command of the run.
-        needed_s: How long a save takes, in seconds; 0 if it was not measured.
-    """
+def describe_short_grace(
+    grace_s: int,  # the current grace period, in seconds
+    command: ResumeCommand,  # the resume command of the run
+    *,
+    needed_s: float = 0.0,  # how long a save takes, in seconds; 0 if it was not measured
+) -> str:
+    """Return the fix for a grace period that is too short to save: a longer one, at all senders."""
     wanted_s = 30 * math.ceil(2 * needed_s / 30) if needed_s else 2 * grace_s
     longer = max(60, wanted_s)
     if command.submitted:

@@ -85,12 +85,11 @@ def _examine(nodes_file: IO[str]) -> None:
     sys.stdout.flush()
 
 
-def join(nodes: Sequence[dict[str, Any]]) -> list[Finding]:
-    """Return the findings of all nodes, errors first; those that several nodes share come once.
-
-    Args:
-        nodes: For each node its ``host`` and the ``findings`` as plain data.
-    """
+def join(
+    # for each node its ``host`` and the ``findings`` as plain data
+    nodes: Sequence[dict[str, Any]],
+) -> list[Finding]:
+    """Return the findings of all nodes, errors first; those that several nodes share come once."""
     hosts: dict[Finding, list[str]] = {}
     for node in nodes:
         for values in node["findings"]:

@@ -111,13 +111,12 @@ def _exit_status(findings: Sequence[Finding]) -> int:
     return EXIT_MISUSE if findings else EXIT_OK
 
 
-def _default_page(runs: Sequence[ReportedRun], *, is_one: bool) -> Path:
-    """Return where a page is written if the user does not say it.
-
-    Args:
-        runs: The runs.
-        is_one: Whether the user has named one folder; several runs are those in it.
-    """
+def _default_page(
+    runs: Sequence[ReportedRun],
+    *,
+    is_one: bool,  # whether the user has named one folder; several runs are those in it
+) -> Path:
+    """Return where a page is written if the user does not say it."""
     folder = Path(runs[0].folder)
     if len(runs) == 1:
         return folder / ONE
@@ -194,14 +193,13 @@ def require() -> None:
         )
 
 
-def render(runs: Sequence[ReportedRun], *, text: str, now_s: float) -> str:
-    """Return the page.
-
-    Args:
-        runs: The runs, at least one.
-        text: The report as text, for browsers without JavaScript.
-        now_s: The time, in seconds since the epoch.
-    """
+def render(
+    runs: Sequence[ReportedRun],  # the runs, at least one
+    *,
+    text: str,  # the report as text, for browsers without JavaScript
+    now_s: float,  # the time, in seconds since the epoch
+) -> str:
+    """Return the page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs

@@ -204,13 +204,12 @@ _LASTING: Mapping[str, str] = {
 }
 
 
-def explain(reason: str, *, again: bool = False) -> str:
-    """Explain a reason and what would change it; empty for reasons that need no explanation.
-
-    Args:
-        reason: Slurm's reason.
-        again: Whether the job has run before, and was queued again.
-    """
+def explain(
+    reason: str,  # Slurm's reason
+    *,
+    again: bool = False,  # whether the job has run before, and was queued again
+) -> str:
+    """Explain a reason and what would change it; empty for reasons that need no explanation."""
     name = re.split(r"[ ,(]", reason, maxsplit=1)[0]
     if name == "BeginTime":
         return _HELD_BACK if again else ""

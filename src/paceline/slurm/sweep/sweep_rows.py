@@ -70,14 +70,13 @@ class SweepRows:
     silent: tuple[str, ...] = ()  # clusters that did not answer
 
 
-def gather(folder: Path, sweep_record: SweepRecord, *, metric: str = "") -> SweepRows:
-    """Ask Slurm about all elements of a sweep, and read their run folders.
-
-    Args:
-        folder: The folder of the sweep.
-        sweep_record: Its record.
-        metric: Name of a metric to read, empty for none.
-    """
+def gather(
+    folder: Path,
+    sweep_record: SweepRecord,
+    *,
+    metric: str = "",  # name of a metric to read, empty for none
+) -> SweepRows:
+    """Ask Slurm about all elements of a sweep, and read their run folders."""
     members = sweep_folder.members(folder, sweep_record)
     states, silent = job_states.states(member.job for member in members)
     elements = tuple(element_row(member, states, metric=metric) for member in members)
