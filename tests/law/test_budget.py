@@ -12,11 +12,11 @@ import pytest
 from representative import representative_tests
 
 LIMIT = 500
-LINES = {"src": 110_600, "tests": 84_300}  # what grows is paid for by what goes
+LINES = {"src": 109_900, "tests": 84_300}  # what grows is paid for by what goes
 # Lines of each package, rounded up to the next hundred. A raise names what goes elsewhere, or has a design page.
 PACKAGES = {
     "": 1_700,
-    "cli": 3_600,
+    "cli": 3_500,
     "diagnose": 100,
     "diagnose/bundle": 700,
     "diagnose/catalogue": 200,
@@ -24,17 +24,17 @@ PACKAGES = {
     "diagnose/edits": 300,
     "diagnose/explain": 3_000,
     "diagnose/lint": 12_500,
-    "diagnose/variables": 2_500,
+    "diagnose/variables": 2_400,
     "functions": 1_900,
     "launch": 100,
     "launch/channel": 1_800,
     "launch/in_rank": 1_200,
-    "launch/monitor": 4_800,
+    "launch/monitor": 4_700,
     "launch/outcome": 2_100,
     "launch/plan": 4_000,
     "launch/preflight": 1_200,
     "launch/probe": 5_100,
-    "launch/rendezvous": 2_100,
+    "launch/rendezvous": 2_000,
     "launch/run": 4_000,
     "machine": 2_700,
     "measure": 1_800,
@@ -45,7 +45,7 @@ PACKAGES = {
     "measure/verify": 1_800,
     "rundir": 2_200,
     "signatures": 1_300,
-    "slurm": 7_000,
+    "slurm": 6_800,
     "testing": 2_300,
     "text": 1_200,
     "train": 500,

@@ -33,7 +33,7 @@ class BenchCommand(start_commands.StartCommand):
         """Return a decorator that adds a command, as that of a click group."""
 
         def add(function: Any) -> click.Command:
-            self.commands[name] = click.command(name, cls=command_help.HelpedCommand)(function)
+            self.commands[name] = click.command(name, cls=command_help.PlainCommand)(function)
             return self.commands[name]
 
         return add
@@ -56,8 +56,7 @@ class BenchCommand(start_commands.StartCommand):
 def timeout_of(text: str) -> float:
     """Return the seconds of ``--timeout``.
 
-    Raises:
-        UsageError: It is not a time above 0.
+    Raises UsageError if it is not a time above 0.
     """
     timeout_s = seconds_of(text)
     if timeout_s <= 0:

@@ -31,13 +31,11 @@ _NUM_RANKS = (
 _MOST_COMMANDS = 4  # an option of more of them, such as --json, does not say which is meant
 
 
-def unknown_option(error: click.exceptions.NoSuchOption, words: Sequence[str]) -> UsageError:
-    """Return the error for an unknown option, with the option or the line that may be meant.
-
-    Args:
-        error: The error of click.
-        words: The command line, without the program's name.
-    """
+def unknown_option(
+    error: click.exceptions.NoSuchOption,
+    words: Sequence[str],  # the command line, without the program's name
+) -> UsageError:
+    """Return the error for an unknown option, with the option or the line that may be meant."""
     if error.ctx is None:
         return misused(error)
     typed, path = error.option_name.split("=")[0], error.ctx.command_path

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -206,10 +207,21 @@ class HelpedCommand(click.Command):
         _write_examples(ctx, formatter)
 
 
+class PlainCommand(HelpedCommand):
+    """A command whose function does all of its work, and returns the exit status.
+
+    What click returns is the call of that function: ``main`` makes it outside of click.
+    """
+
+    def invoke(self, ctx: click.Context) -> Callable[[], int]:
+        assert self.callback is not None
+        return partial(self.callback, **ctx.params)
+
+
 class HelpedGroup(click.Group):
     """A group of commands that shows their full summaries."""
 
-    command_class = HelpedCommand
+    command_class = PlainCommand
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write every command that people type with the whole first sentence of its help, under

@@ -28,12 +28,10 @@ _DESCRIBED = re.compile(
 )
 
 
-def schema(command: str) -> dict[str, Any]:
-    """Return the JSON Schema of what a command prints with ``--json``.
-
-    Args:
-        command: Words of the command without ``paceline``, such as ``checkpoint list``.
-    """
+def schema(
+    command: str,  # words of the command without ``paceline``, such as ``checkpoint list``
+) -> dict[str, Any]:
+    """Return the JSON Schema of what a command prints with ``--json``."""
     objects: dict[str, Any] = {}
     printed = _schema_of(json_types.COMMANDS[command], objects)
     head = {"$schema": _DIALECT, "title": f"paceline {command} --json"}

@@ -80,76 +80,64 @@ _PATH = click.argument("path", type=click.Path(path_type=Path))
 @checkpoint.command("list")
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
 @command_help.JSON
-def _list(folder: Path | None, as_json: bool) -> Action:
+def _list(folder: Path | None, as_json: bool) -> int:
     """List the checkpoints of a run, the latest last.
 
     FOLDER is a run's folder or that of its checkpoints; without it the run in paceline-runs/ that
     was last saved.
     """
+    from paceline.train import checkpoint as checkpoints
 
-    def action() -> int:
-        from paceline.train import checkpoint as checkpoints
-
-        where, committed = checkpoints.list_of(folder)
-        rows = checkpoints.describe(committed, now_ns=time.time_ns())
-        if as_json:
-            _print_json(rows)
-        elif rows:
-            print(checkpoints.render(rows))
-        print(f"{len(rows)} checkpoint{'' if len(rows) == 1 else 's'} in {where}", file=sys.stderr)
-        return EXIT_OK
-
-    return action
+    where, committed = checkpoints.list_of(folder)
+    rows = checkpoints.describe(committed, now_ns=time.time_ns())
+    if as_json:
+        _print_json(rows)
+    elif rows:
+        print(checkpoints.render(rows))
+    print(f"{len(rows)} checkpoint{'' if len(rows) == 1 else 's'} in {where}", file=sys.stderr)
+    return EXIT_OK
 
 
 @checkpoint.command("verify")
 @_PATH
 @command_help.JSON
-def _verify(path: Path, as_json: bool) -> Action:
+def _verify(path: Path, as_json: bool) -> int:
     """Read all of a checkpoint and compare it with its checksums.
 
     PATH is a checkpoint's folder, or a run's, meaning its latest.
     """
+    from paceline.train import checkpoint as checkpoints
 
-    def action() -> int:
-        from paceline.train import checkpoint as checkpoints
-
-        folder = checkpoints.resolve(path)
-        try:
-            manifest = checkpoints.verify(folder)
-        except PacelineError as error:
-            if not as_json:
-                raise
-            # A program that asks for data gets a damaged checkpoint as an answer, on stdout.
-            _print_json({"path": folder, "whole": False, "findings": [error.finding]})
-            return error.exit_status
-        if as_json:
-            _print_json({"path": folder, "whole": True, "findings": []})
-        else:
-            print(f"whole: {folder} ({len(manifest.files)} files, {manifest.num_bytes:,} bytes)")
-        return EXIT_OK
-
-    return action
+    folder = checkpoints.resolve(path)
+    try:
+        manifest = checkpoints.verify(folder)
+    except PacelineError as error:
+        if not as_json:
+            raise
+        # A program that asks for data gets a damaged checkpoint as an answer, on stdout.
+        _print_json({"path": folder, "whole": False, "findings": [error.finding]})
+        return error.exit_status
+    if as_json:
+        _print_json({"path": folder, "whole": True, "findings": []})
+    else:
+        print(f"whole: {folder} ({len(manifest.files)} files, {manifest.num_bytes:,} bytes)")
+    return EXIT_OK
 
 
 @checkpoint.command("export")
 @_PATH
 @click.argument("outfile", type=click.Path(path_type=Path, dir_okay=False))
-def _export(path: Path, outfile: Path) -> Action:
+def _export(path: Path, outfile: Path) -> int:
     """Write the model of a checkpoint to one file, with the keys of its own state_dict.
 
     PATH is a checkpoint's folder, or a run's, meaning its latest. OUTFILE is written by safetensors
     if it is named so, else by torch.save.
     """
+    from paceline.train import checkpoint as checkpoints
 
-    def action() -> int:
-        from paceline.train import checkpoint as checkpoints
-
-        keys = checkpoints.export(path, outfile)
-        print(f"{outfile}: {len(keys)} keys", file=sys.stderr)
-        return EXIT_OK
-
-    return action
+    keys = checkpoints.export(path, outfile)
+    print(f"{outfile}: {len(keys)} keys", file=sys.stderr)
+    return EXIT_OK
 
 
 @cli.command("endpoint", hidden=True)
@@ -160,41 +148,33 @@ def _export(path: Path, outfile: Path) -> Action:
     "--job-script", type=click.Path(path_type=Path), help="Keep it there, with a record of the job."
 )
 @click.option("--on-node-loss", default="requeue", metavar="requeue|fail", help="For that record.")
-def _endpoint(run_dir: Path | None, job_script: Path | None, on_node_loss: str) -> Action:
+def _endpoint(run_dir: Path | None, job_script: Path | None, on_node_loss: str) -> int:
     """Print an address and a free port of this host, HOST:PORT; for job scripts, on the node that
     will be node 0.
     """
+    from paceline.launch.plan import endpoint
+    from paceline.slurm.jobs import reserve
 
-    def action() -> int:
-        from paceline.launch.plan import endpoint
-        from paceline.slurm.jobs import reserve
-
-        job_id = env.slurm_job()
-        if run_dir is not None and job_id:
-            reserve.reserve(run_dir, job_id, script=job_script, on_node_loss=on_node_loss)
-        print(endpoint.find(env.read(env.NODE_NAME) or ""))
-        return EXIT_OK
-
-    return action
+    job_id = env.slurm_job()
+    if run_dir is not None and job_id:
+        reserve.reserve(run_dir, job_id, script=job_script, on_node_loss=on_node_loss)
+    print(endpoint.find(env.read(env.NODE_NAME) or ""))
+    return EXIT_OK
 
 
 @cli.command("doctor")
 @command_help.JSON
-def _doctor(as_json: bool) -> Action:
+def _doctor(as_json: bool) -> int:
     """Look at this machine: GPUs and their links, NCCL's settings, limits, leftovers. Changes
     nothing.
 
     On all nodes of a job: paceline run --check-only ..., or srun paceline doctor.
     """
+    from paceline.diagnose import doctor
 
-    def action() -> int:
-        from paceline.diagnose import doctor
-
-        report = doctor.examine()
-        _show(report, as_json)
-        return report.exit_status
-
-    return action
+    report = doctor.examine()
+    _show(report, as_json)
+    return report.exit_status
 
 
 @cli.command("why")
@@ -220,44 +200,34 @@ def _doctor(as_json: bool) -> Action:
     help="Print what is seen on this host, for why on another one.",
 )
 @command_help.JSON
-def _why(
-    words: tuple[str, ...], seconds: float, signal: str, collects: bool, as_json: bool
-) -> Action:
+def _why(words: tuple[str, ...], seconds: float, signal: str, collects: bool, as_json: bool) -> int:
     """Say who waits for whom in a run that torchrun, srun, accelerate or deepspeed has started.
     Changes nothing.
 
     PID is the process of a launcher or of a rank, JOBID a Slurm job, NODE a host that ssh reaches,
     FILE what --collect has written. Without one: all ranks of this user on this host.
     """
+    from paceline import why
 
-    def action() -> int:
-        from paceline import why
-
-        if collects:
-            print(why.collect(words, seconds=seconds, signal=signal))
-            return EXIT_OK
-        report = why.why(words, seconds=seconds, signal=signal)
-        _show(report, as_json)
-        return report.exit_status
-
-    return action
+    if collects:
+        print(why.collect(words, seconds=seconds, signal=signal))
+        return EXIT_OK
+    report = why.why(words, seconds=seconds, signal=signal)
+    _show(report, as_json)
+    return report.exit_status
 
 
 @cli.command("follow")
 @click.argument("run", metavar="RUN|JOBID", shell_complete=completed_words.runs)
-def _follow(run: str) -> Action:
+def _follow(run: str) -> int:
     """Show the output of a Slurm job as it grows, through all its starts, and end as its run does.
 
     RUN is a run folder or the name of one in paceline-runs/, JOBID the number of a job. Ctrl-C ends
     the watching, not the job.
     """
+    from paceline.slurm.jobs import follow
 
-    def action() -> int:
-        from paceline.slurm.jobs import follow
-
-        return follow.follow(run)
-
-    return action
+    return follow.follow(run)
 
 
 @cli.command("jobs")
@@ -268,40 +238,30 @@ def _follow(run: str) -> Action:
 @command_help.JSON
 def _jobs(
     folder: Path | None, sort: str, descending: bool, limit: int | None, as_json: bool
-) -> Action:
+) -> int:
     """List the runs of a folder, paceline-runs/ without one: state, nodes, last step, loss; the
     newest first.
 
     A sweep is one row: its state, how many elements have succeeded, and the lowest loss. Named, it
     is listed by element.
     """
+    from paceline.slurm.jobs import listing
 
-    def action() -> int:
-        from paceline.slurm.jobs import listing
-
-        return listing.jobs(
-            folder, as_json=as_json, metric=sort, descending=descending, limit=limit
-        )
-
-    return action
+    return listing.jobs(folder, as_json=as_json, metric=sort, descending=descending, limit=limit)
 
 
 @cli.command("clean")
 @click.argument("folder", type=click.Path(path_type=Path, exists=True), required=False)
 @click.option("--yes", "is_confirmed", is_flag=True, help="Delete it; without this it is shown.")
-def _clean(folder: Path | None, is_confirmed: bool) -> Action:
+def _clean(folder: Path | None, is_confirmed: bool) -> int:
     """Show, or delete, checkpoints that no run needs, and folders of failed runs without a result.
 
     The latest and the best checkpoint of each training stay, everything of a run that lives, and a
     run or checkpoint with a file "keep" in its folder. FOLDER is paceline-runs/ without one.
     """
+    from paceline.slurm.jobs import clean
 
-    def action() -> int:
-        from paceline.slurm.jobs import clean
-
-        return clean.clean(folder, is_confirmed=is_confirmed)
-
-    return action
+    return clean.clean(folder, is_confirmed=is_confirmed)
 
 
 @cli.command("cancel")
@@ -312,58 +272,46 @@ def _clean(folder: Path | None, is_confirmed: bool) -> Action:
     metavar="RUN|SWEEP|JOBID...",
     shell_complete=completed_words.runs,
 )
-def _cancel(runs: tuple[str, ...]) -> Action:
+def _cancel(runs: tuple[str, ...]) -> int:
     """End Slurm jobs for good: they are not queued again, and keep their checkpoints.
 
     RUN is a run folder or the name of one in paceline-runs/, JOBID the number of a job. Of a SWEEP
     all elements are ended; SWEEP/3 is one of them.
     """
+    from paceline.slurm.jobs import cancel
 
-    def action() -> int:
-        from paceline.slurm.jobs import cancel
-
-        return cancel.cancel(runs)
-
-    return action
+    return cancel.cancel(runs)
 
 
 @cli.command("requeue", hidden=True)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--status", type=int, required=True, metavar="N", help="Exit status of the run.")
-def _requeue(run: Path, status: int) -> Action:
+def _requeue(run: Path, status: int) -> int:
     """Queue this Slurm job again if its run can resume; for job scripts, after the run.
 
     It can if the run stopped unfinished with a checkpoint, or has lost a node. RUN is its run
     folder.
     """
+    from paceline.slurm.jobs import requeue
 
-    def action() -> int:
-        from paceline.slurm.jobs import requeue
+    # A call that was killed has recorded no outcome, by which the next line decides.
+    if RunDir(run).arguments.exists():
+        from paceline.functions import direct
 
-        # A call that was killed has recorded no outcome, by which the next line decides.
-        if RunDir(run).arguments.exists():
-            from paceline.functions import direct
-
-            direct.conclude(run, status=status)
-        return requeue.requeue(run, status=status)
-
-    return action
+        direct.conclude(run, status=status)
+    return requeue.requeue(run, status=status)
 
 
 @cli.command("call", hidden=True)
 @click.argument("run", type=click.Path(path_type=Path))
-def _call(run: Path) -> Action:
+def _call(run: Path) -> int:
     """Make the call of a function that paceline.submit or paceline.map has stored; for job scripts.
 
     RUN is its run folder. The result is written there.
     """
+    from paceline.functions import direct
 
-    def action() -> int:
-        from paceline.functions import direct
-
-        return direct.call(run)
-
-    return action
+    return direct.call(run)
 
 
 # The words are those of another launcher, whose options look like ours.
@@ -372,7 +320,7 @@ def _call(run: Path) -> Action:
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @command_help.JSON
-def _translate(command: tuple[str, ...], as_json: bool) -> Action:
+def _translate(command: tuple[str, ...], as_json: bool) -> int:
     """Print the line of paceline run that does what another launcher's line does, with the
     environment it needs.
 
@@ -380,20 +328,16 @@ def _translate(command: tuple[str, ...], as_json: bool) -> Action:
     or the like; or all of it in single quotes, so that $VARIABLES stay as they are. What has no
     counterpart is said on stderr.
     """
+    from paceline.cli import translate
 
-    def action() -> int:
-        from paceline.cli import translate
-
-        translated = translate.translate(command)
-        if as_json:
-            _print_json(translated)
-            return EXIT_OK
-        print(translated.line)
-        for note in translated.notes:
-            print(f"note: {note}", file=sys.stderr)
+    translated = translate.translate(command)
+    if as_json:
+        _print_json(translated)
         return EXIT_OK
-
-    return action
+    print(translated.line)
+    for note in translated.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return EXIT_OK
 
 
 @cli.group()
@@ -404,22 +348,18 @@ def profile() -> None:
 @profile.command("check")
 @click.argument("name")
 @command_help.JSON
-def _profile_check(name: str, as_json: bool) -> Action:
+def _profile_check(name: str, as_json: bool) -> int:
     """Compare a profile with the cluster that this machine belongs to: partition, limits, modules,
     folders.
 
     NAME is a file that ends in .toml, or NAME.toml in .paceline/profiles here or in
     ~/.config/paceline/profiles.
     """
+    from paceline.slurm import profile_check
 
-    def action() -> int:
-        from paceline.slurm import profile_check
-
-        report = profile_check.check(name)
-        _show(report, as_json)
-        return report.exit_status
-
-    return action
+    report = profile_check.check(name)
+    _show(report, as_json)
+    return report.exit_status
 
 
 def main() -> NoReturn:

@@ -9,7 +9,6 @@ import click
 
 from paceline.cli import command_help, completed_words
 from paceline.cli.bench_command import BENCH
-from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK
 from paceline.text.quoting import printable_lines
 
@@ -38,26 +37,20 @@ _POSITIVE = click.FloatRange(0, min_open=True)
     help="How often each size is measured. [5]",
 )
 @command_help.JSON
-def _bench_network(
-    nproc_per_node: int | None, seconds: float, rounds: int, as_json: bool
-) -> Action:
+def _bench_network(nproc_per_node: int | None, seconds: float, rounds: int, as_json: bool) -> int:
     """Measure all_reduce between ranks, 1 KiB to 256 MiB: latency and bus bandwidth.
 
     Starts ranks on this node. Under srun, torchrun or paceline run it measures between the ranks
     that those have started: srun paceline bench network.
     """
+    from paceline.measure import network
 
-    def action() -> int:
-        from paceline.measure import network
-
-        return network.main(
-            nproc_per_node=nproc_per_node, seconds=seconds, rounds=rounds, as_json=as_json
-        )
-
-    return action
+    return network.main(
+        nproc_per_node=nproc_per_node, seconds=seconds, rounds=rounds, as_json=as_json
+    )
 
 
-@click.command("forecast", cls=command_help.HelpedCommand)
+@click.command("forecast", cls=command_help.PlainCommand)
 @click.argument("run", required=False, default="", shell_complete=completed_words.runs)
 @click.option(
     "--world", "worlds", metavar="N,N,...", help="World sizes. [2, 4, 8, ... 4096]", default=""
@@ -76,21 +69,17 @@ def _bench_network(
 @click.option("--epochs", type=_POSITIVE, metavar="N", help="Number of epochs. [1]")
 @click.option("--price", type=click.FloatRange(0), metavar="MONEY", help="Price of a GPU hour.")
 @command_help.JSON
-def FORECAST(run: str, as_json: bool, **options: Any) -> Action:  # a constant too
+def FORECAST(run: str, as_json: bool, **options: Any) -> int:  # a constant too
     """Forecast a script's speed on more GPUs from a bench on a few: samples/s, efficiency,
     intervals, and where scaling ends.
 
     RUN is the run folder of a bench, or its name in paceline-runs/; without it the newest bench
     there. With --samples: hours and GPU hours, with --price also money.
     """
+    from paceline.measure import forecast
 
-    def action() -> int:
-        from paceline.measure import forecast
-
-        print(printable_lines(forecast.answer(run, as_json=as_json, **options)))
-        return EXIT_OK
-
-    return action
+    print(printable_lines(forecast.answer(run, as_json=as_json, **options)))
+    return EXIT_OK
 
 
 def _address(
@@ -105,7 +94,7 @@ def _address(
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-@click.command("top", cls=command_help.HelpedCommand)
+@click.command("top", cls=command_help.PlainCommand)
 @click.argument("run", required=False, default="", shell_complete=completed_words.runs)
 @click.option("--once", is_flag=True, help="Print it once, and end.")
 @click.option(
@@ -124,29 +113,25 @@ def _address(
 @command_help.JSON
 def TOP(
     run: str, once: bool, interval: float, metrics_port: tuple[str, int] | None, as_json: bool
-) -> Action:
+) -> int:
     """Show the speed of a running job: where the time of a step goes, and which rank is slow.
 
     RUN is a run's folder, or its name in paceline-runs/; without it the run there that wrote its
     speed last. Works on every machine that sees the folder, until the run ends.
     """
+    try:
+        if metrics_port is not None:
+            from paceline.measure import exporter
 
-    def action() -> int:
-        try:
-            if metrics_port is not None:
-                from paceline.measure import exporter
+            host, port = metrics_port
+            exporter.serve(run, host=host, port=port)
+        else:
+            from paceline.measure import top
 
-                host, port = metrics_port
-                exporter.serve(run, host=host, port=port)
-            else:
-                from paceline.measure import top
-
-                top.show(run, once=once, as_json=as_json, interval_s=interval)
-        except KeyboardInterrupt:  # the usual way to end it
-            print()
-        return EXIT_OK
-
-    return action
+            top.show(run, once=once, as_json=as_json, interval_s=interval)
+    except KeyboardInterrupt:  # the usual way to end it
+        print()
+    return EXIT_OK
 
 
 class _Percent(click.ParamType[float]):
@@ -161,7 +146,7 @@ class _Percent(click.ParamType[float]):
             self.fail(f"{value!r} is not a share in percent such as 5%", param, ctx)
 
 
-@click.command("report", cls=command_help.HelpedCommand)
+@click.command("report", cls=command_help.PlainCommand)
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completed_words.runs)
 @click.option(
     "--output",
@@ -190,24 +175,20 @@ def REPORT(  # noqa: PLR0917  # click passes options by name
     as_json: bool,
     max_regression: float | None,
     max_loss_increase: float | None,
-) -> Action:
+) -> int:
     """Show what runs did and how fast: a text here, and an HTML page that needs no network.
 
     RUN is the folder of a run, a sweep or a verify, or its name in paceline-runs/; without it what
     wrote last there. Several runs, the elements of a sweep, and the trials of a verify are
     compared. The page needs the extra paceline[report].
     """
+    from paceline.measure.report import regression, report
 
-    def action() -> int:
-        from paceline.measure.report import regression, report
-
-        asked = {regression.SPEED: max_regression, regression.LOSS: max_loss_increase}
-        return report(
-            runs,
-            output=output,
-            as_text=as_text,
-            as_json=as_json,
-            most_grown={name: most for name, most in asked.items() if most is not None},
-        )
-
-    return action
+    asked = {regression.SPEED: max_regression, regression.LOSS: max_loss_increase}
+    return report(
+        runs,
+        output=output,
+        as_text=as_text,
+        as_json=as_json,
+        most_grown={name: most for name, most in asked.items() if most is not None},
+    )

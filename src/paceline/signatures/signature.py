@@ -62,13 +62,12 @@ class Signature:
     def _excluded(self) -> re.Pattern[str] | None:
         return re.compile(self.unless, re.IGNORECASE) if self.unless else None
 
-    def match(self, text: str, lower: str) -> Mapping[str, str] | None:
-        """Return the groups that matched in a line; None if the line does not match.
-
-        Args:
-            text: The line without colours.
-            lower: ``text`` in lower case.
-        """
+    def match(
+        self,
+        text: str,  # the line without colours
+        lower: str,  # ``text`` in lower case
+    ) -> Mapping[str, str] | None:
+        """Return the groups that matched in a line; None if the line does not match."""
         for literal in self.anchor:
             if literal in lower:
                 break

@@ -330,13 +330,11 @@ def _end(request: SubmitRequest, place: JobPlace) -> list[str]:
     return [*lines, 'exit "$status"']
 
 
-def container_srun_options(container: Container | None, folders: Sequence[str]) -> list[str]:
-    """Return the options of srun.
-
-    Args:
-        container: The container, None without one.
-        folders: Folders that the run needs, the working folder first.
-    """
+def container_srun_options(
+    container: Container | None,  # the container, None without one
+    folders: Sequence[str],  # folders that the run needs, the working folder first
+) -> list[str]:
+    """Return the options of srun."""
     if container is None or container.runtime != PYXIS:
         return []
     # pyxis documents SRC:DST only; apptainer takes one path for both.
@@ -352,15 +350,12 @@ def container_srun_options(container: Container | None, folders: Sequence[str]) 
 
 
 def container_command(
-    container: Container | None, folders: Sequence[str], *, gpus: bool
+    container: Container | None,  # the container, None without one
+    folders: Sequence[str],  # folders that the run needs, the working folder first
+    *,
+    gpus: bool,  # whether the job has GPUs, whose driver the container then needs
 ) -> list[str]:
-    """Return the words before ``paceline run``.
-
-    Args:
-        container: The container, None without one.
-        folders: Folders that the run needs, the working folder first.
-        gpus: Whether the job has GPUs, whose driver the container then needs.
-    """
+    """Return the words before ``paceline run``."""
     if container is None or container.runtime == PYXIS:
         return []
     # apptainer brings NVIDIA's driver in by --nv; for AMD's the profile has --rocm.

@@ -77,12 +77,11 @@ class Cluster:
         return next((partition for partition in self.partitions if partition.default), None)
 
 
-def query_cluster(*, account: bool) -> Cluster:
-    """Return the partitions and accounts of the cluster, as far as Slurm answers.
-
-    Args:
-        account: Whether to query the user's accounts too, which another server answers.
-    """
+def query_cluster(
+    *,
+    account: bool,  # whether to query the user's accounts too, which another server answers
+) -> Cluster:
+    """Return the partitions and accounts of the cluster, as far as Slurm answers."""
     # only here: its import takes longer than a dry run may
     from concurrent.futures import ThreadPoolExecutor
 
@@ -97,14 +96,13 @@ def query_cluster(*, account: bool) -> Cluster:
     return read(*answers)
 
 
-def read(partitions: str | None, nodes: str | None, associations: str | None = None) -> Cluster:
-    """Parse the output of Slurm's commands.
-
-    Args:
-        partitions: Output of the command ``PARTITIONS``, None if it did not answer.
-        nodes: Output of ``NODES``.
-        associations: Output of ``sacctmgr``, a line for each ``account|partition``.
-    """
+def read(
+    partitions: str | None,  # output of the command ``PARTITIONS``, None if it did not answer
+    nodes: str | None,
+    # output of ``sacctmgr``, a line for each ``account|partition``
+    associations: str | None = None,
+) -> Cluster:
+    """Parse the output of Slurm's commands."""
     kinds = _kinds(nodes or "")
     described = tuple(
         _partition(line, kinds)

@@ -283,14 +283,13 @@ def _table(cluster: str, ids: Sequence[str]) -> str | None:
     return result.out if result.status == 0 or is_forgotten else None
 
 
-def last_start_ns(job: JobRecord, state: JobState | None) -> int:
+def last_start_ns(
+    job: JobRecord,
+    state: JobState | None,  # state of the job in Slurm, None if unknown
+) -> int:
     """Return a lower bound of the time of the job's last start. Pure.
 
     Earlier events belong to an earlier start.
-
-    Args:
-        job: Record of the job.
-        state: State of the job in Slurm, None if unknown.
     """
     since_ns = job.submitted_ns - _CLOCKS_NS
     if job.requeues:

@@ -22,13 +22,11 @@ _CPU_OPTIONS = ("mincpus", "extra-node-info", "tres-per-task")
 _MOST_NAMED = 8
 
 
-def judge(request: SubmitRequest, cluster: Cluster) -> list[Finding]:
-    """Return the limits that a request exceeds, as warnings where Slurm may accept the job.
-
-    Args:
-        request: The request.
-        cluster: The cluster's partitions and accounts; what is unknown is not checked.
-    """
+def judge(
+    request: SubmitRequest,
+    cluster: Cluster,  # the cluster's partitions and accounts; what is unknown is not checked
+) -> list[Finding]:
+    """Return the limits that a request exceeds, as warnings where Slurm may accept the job."""
     findings = list(_account(request, cluster))
     if not cluster.partitions:
         return findings
@@ -82,15 +80,13 @@ def lacks_cpus(request: SubmitRequest) -> bool:
     return bool(request.gpus) and not has_cpus
 
 
-def with_cpus(request: SubmitRequest, cluster: Cluster) -> SubmitRequest:
+def with_cpus(
+    request: SubmitRequest,  # the request, without CPUs
+    cluster: Cluster,  # the cluster's partitions
+) -> SubmitRequest:
     """Return a request for GPUs with their share of the CPUs of a node.
 
-    Args:
-        request: The request, without CPUs.
-        cluster: The cluster's partitions.
-
-    Raises:
-        UsageError: Slurm does not show the hardware of its nodes, or no node has such GPUs.
+    Raises UsageError if Slurm does not show the hardware of its nodes, or no node has such GPUs.
     """
     partitions = _partitions(request.partition, cluster)
     shares = [share for partition in partitions for share in _shares(request, partition)]

@@ -51,8 +51,7 @@ _LONG = {option.name: option.long for option in OWN}
 def check(raw: Mapping[str, Any]) -> None:
     """Check the values of submit's own options; other options are ignored.
 
-    Raises:
-        UsageError: A value is invalid; the first one is reported.
+    Raises UsageError if a value is invalid; the first one is reported.
     """
     for name, value in raw.items():
         if name in _LONG and isinstance(value, str):

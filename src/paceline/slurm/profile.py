@@ -73,17 +73,16 @@ class Profile:
     tmp: str = ""  # value of ``TMPDIR`` in the job; empty to leave it unset
 
 
-def read(text: str, *, name: str, path: str, environ: Mapping[str, str]) -> Profile:
+def read(
+    text: str,  # content of the file
+    *,
+    name: str,  # name of the profile as typed
+    path: str,  # path of the file, for messages
+    environ: Mapping[str, str],  # environment to expand ``~`` and ``$NAME`` in paths
+) -> Profile:
     """Parse a profile.
 
-    Args:
-        text: Content of the file.
-        name: Name of the profile as typed.
-        path: Path of the file, for messages.
-        environ: Environment to expand ``~`` and ``$NAME`` in paths.
-
-    Raises:
-        UsageError: The file is not TOML, or a key is unknown, or a value has the wrong type.
+    Raises UsageError if the file is not TOML, or a key is unknown, or a value has the wrong type.
     """
     return _ProfileReader(text, path, environ).read(name)
 

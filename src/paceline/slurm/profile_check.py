@@ -82,8 +82,7 @@ class ProfileReport:
 def check(name: str) -> ProfileReport:
     """Check that a profile is valid, and that the cluster can serve what it requests.
 
-    Raises:
-        UsageError: The profile does not exist.
+    Raises UsageError if the profile does not exist.
     """
     path = profile_files.find(name)
     subject = f"file {path}"

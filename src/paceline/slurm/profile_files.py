@@ -20,8 +20,7 @@ from paceline.text.wording import few
 def load(name: str) -> Profile:
     """Return the profile of a name.
 
-    Raises:
-        UsageError: The profile does not exist, or is invalid.
+    Raises UsageError if the profile does not exist, or is invalid.
     """
     return read(find(name), name)
 
@@ -29,8 +28,7 @@ def load(name: str) -> Profile:
 def read(path: Path, name: str) -> Profile:
     """Return the profile of a file.
 
-    Raises:
-        UsageError: The file cannot be read, or the profile is invalid.
+    Raises UsageError if the file cannot be read, or the profile is invalid.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -56,8 +54,7 @@ def run_folders() -> list[Path]:
 def find(name: str) -> Path:
     """Return the file of a profile.
 
-    Raises:
-        UsageError: There is no such file, or others own or may write the one that was found.
+    Raises UsageError if there is no such file, or others own or may write the one that was found.
     """
     if name.endswith(".toml") or "/" in name:
         path = Path(os.path.expanduser(name))

@@ -17,6 +17,7 @@ from typing import Any
 from paceline.errors import Finding, SetupError, UsageError, closest
 from paceline.rundir import sweeps
 from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, read_json, write_whole
+from paceline.text.plain_data import read_as
 from paceline.text.quoting import printable, word
 from paceline.text.secret_texts import hidden_values
 
@@ -70,35 +71,15 @@ class JobRecord:
     def from_json(cls, values: Mapping[str, Any]) -> JobRecord:
         """Return the record from the output of ``to_json``.
 
-        Raises:
-            ValueError: The values are not a record of this version.
+        Raises ValueError if the values are not a record of this version.
         """
         if not isinstance(values, Mapping) or values.get("version") != VERSION:
             raise ValueError(f"not the record of a job in version {VERSION}")
-        fields = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
-        try:
-            requeues = tuple(
-                Requeue(
-                    int(entry["step"]),
-                    int(entry["time_ns"]),
-                    str(entry["why"]),
-                    bool(entry.get("elsewhere", False)),
-                )
-                for entry in fields.pop("requeues", ())
-            )
-            own_values = {str(key): str(text) for key, text in fields.pop("values", {}).items()}
-            earlier = tuple(str(number) for number in fields.pop("earlier_ids", ()))
-            record = cls(**fields, earlier_ids=earlier, requeues=requeues, values=own_values)
-        except (AttributeError, KeyError, TypeError, OverflowError) as error:
-            raise ValueError(f"not the record of a job: {error}") from None
+        record = read_as(cls, values)
         record._check()
         return record
 
     def _check(self) -> None:
-        texts = (self.job_id, self.cluster, self.name, self.script, self.nodes, self.on_node_loss)
-        has_texts = all(isinstance(text, str) for text in texts)
-        if not has_texts or not isinstance(self.submitted_ns, int):
-            raise ValueError("not the record of a job: a value is of the wrong type")
         if not all(_JOB_ID.fullmatch(number) for number in self.ids):
             raise ValueError("not the record of a job: its id is not a job id")
         if not _CLUSTER.fullmatch(self.cluster) or self.cluster.startswith("-"):
@@ -122,8 +103,7 @@ class JobRecord:
 def write(run_dir: RunDir, record: JobRecord) -> None:
     """Write the record of a run's job.
 
-    Raises:
-        OSError: The folder cannot be written.
+    Raises OSError if the folder cannot be written.
     """
     write_whole(run_dir.job, json.dumps(record.to_json(), indent=1) + "\n")
 
@@ -132,8 +112,7 @@ def write(run_dir: RunDir, record: JobRecord) -> None:
 def recording(folder: Path, job_id: str) -> Iterator[None]:
     """Report an error of writing the records of a job that Slurm has already accepted.
 
-    Raises:
-        SetupError: A record cannot be written; the message says that the job is queued.
+    Raises SetupError if a record cannot be written; the message says that the job is queued.
     """
     try:
         yield
@@ -150,9 +129,7 @@ def recording(folder: Path, job_id: str) -> Iterator[None]:
 def load(run_dir: RunDir) -> JobRecord | None:
     """Return the record of a run's job, None if the run has none.
 
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file is not a record.
+    Raises OSError if the file cannot be read. Raises ValueError if the file is not a record.
     """
     try:
         record = JobRecord.from_json(read_json(run_dir.job))
@@ -186,16 +163,13 @@ def sbatch_words(run_dir: RunDir, job_id: str) -> tuple[str, ...]:
 
 
 def find(
-    subject: str, *, places: Sequence[Path] = (RUNS, EARLIER_RUNS)
+    subject: str,  # a run folder, the name of one, or a job id
+    *,
+    places: Sequence[Path] = (RUNS, EARLIER_RUNS),  # parents of run folders
 ) -> tuple[RunDir, JobRecord]:
     """Find a run and the record of its job.
 
-    Args:
-        subject: A run folder, the name of one, or a job id.
-        places: Parents of run folders.
-
-    Raises:
-        UsageError: The run does not exist, or has no Slurm job.
+    Raises UsageError if the run does not exist, or has no Slurm job.
     """
     for folder in (Path(subject), *(runs / subject for runs in places)):
         run_dir = RunDir(folder)

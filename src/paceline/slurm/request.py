@@ -170,19 +170,17 @@ class SubmitRequest:
 
 
 def parse(
-    script: str, script_args: Sequence[str], *, typed: Mapping[str, Any], profile: Profile
+    script: str,  # the script, module or program
+    script_args: Sequence[str],  # arguments of the script, passed on unchanged
+    *,
+    # ``{name: text}`` of the options on the command line, True for a flag, a sequence for
+    # ``sbatch``
+    typed: Mapping[str, Any],
+    profile: Profile,  # the site's validated profile
 ) -> SubmitRequest:
     """Validate the command line and merge it with a profile; the command line takes precedence.
 
-    Args:
-        script: The script, module or program.
-        script_args: Arguments of the script, passed on unchanged.
-        typed: ``{name: text}`` of the options on the command line, True for a flag, a sequence for
-            ``sbatch``.
-        profile: The site's validated profile.
-
-    Raises:
-        UsageError: A value is invalid, or options contradict each other or have no effect.
+    Raises UsageError if a value is invalid, or options contradict each other or have no effect.
     """
     option_rules.check(typed)
     _refuse_contradictions(typed)

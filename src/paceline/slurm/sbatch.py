@@ -134,12 +134,10 @@ class SbatchAnswer:
         )
 
 
-def environ(directives: Collection[str]) -> dict[str, str]:
-    """Return the environment of sbatch and the job, without variables that override directives.
-
-    Args:
-        directives: Options of sbatch that the job script or the command line has.
-    """
+def environ(
+    directives: Collection[str],  # options of sbatch that the job script or the command line has
+) -> dict[str, str]:
+    """Return the environment of sbatch and the job, without variables that override directives."""
     dropped = {name for option in directives for name in _OVERRIDING_VARIABLES.get(option, ())}
     return {name: value for name, value in commands.outside().items() if name not in dropped}
 
@@ -173,14 +171,13 @@ def unsure(result: commands.Reply) -> bool:
     )
 
 
-def refusal(result: commands.Reply, *, known_options: Callable[[], tuple[str, ...]]) -> Finding:
-    """Return why sbatch did not accept a job.
-
-    Args:
-        result: Status and output of sbatch.
-        known_options: Returns the long names of sbatch's options; called if sbatch rejects an
-            option.
-    """
+def refusal(
+    result: commands.Reply,  # status and output of sbatch
+    *,
+    # returns the long names of sbatch's options; called if sbatch rejects an option
+    known_options: Callable[[], tuple[str, ...]],
+) -> Finding:
+    """Return why sbatch did not accept a job."""
     lines = tuple(line.strip() for line in result.err.splitlines() if line.strip())[-6:]
     text = "\n".join(lines)
     if result.status == commands.MISSING:

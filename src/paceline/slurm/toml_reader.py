@@ -9,17 +9,16 @@ from paceline.errors import UsageError
 from paceline.text import toml
 
 
-def parse(text: str, *, path: str, name: str, kind: str) -> dict[str, Any]:
+def parse(
+    text: str,
+    *,
+    path: str,  # path of the file, for messages
+    name: str,  # name of the finding
+    kind: str,  # what the file is, such as ``"profile"``
+) -> dict[str, Any]:
     """Return the content of a TOML file.
 
-    Args:
-        text: Content of the file.
-        path: Path of the file, for messages.
-        name: Name of the finding.
-        kind: What the file is, such as ``"profile"``.
-
-    Raises:
-        UsageError: The text is not TOML.
+    Raises UsageError if the text is not TOML.
     """
     try:
         whole: dict[str, Any] = toml.loads(text)

@@ -27,6 +27,7 @@ import pytest
 from paceline.machine import own_process
 from paceline.testing import rank
 from paceline.testing.job import RankChannel
+from paceline.text.plain_data import read_as
 
 READY, FORK, FORKED, ENDED = "ready", "fork", "forked", "ended"
 
@@ -43,21 +44,10 @@ class ServerSettings:
     is_captured: bool  # whether the output of ranks goes to files
     markers: tuple[str, ...]  # the marks to register
 
-    def to_json(self) -> str:
-        """Return the settings as text for the command line."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> ServerSettings:
-        """Return the settings that ``to_json`` has written."""
-        values = json.loads(text)
-        lists = {name: tuple(values[name]) for name in ("preload", "markers")}
-        return cls(**{**values, **lists})
-
 
 def main(text: str) -> None:
     """Serve until the control channel closes."""
-    settings = ServerSettings.from_json(text)
+    settings = read_as(ServerSettings, json.loads(text))
     plain = ("cacheprovider", "warnings", "faulthandler", "threadexception", "unraisableexception")
     arguments = [
         "-c",
@@ -223,7 +213,7 @@ def _import_before_fork(preload: Sequence[str]) -> None:
 
 def command(settings: ServerSettings) -> list[Any]:
     """Return the command that starts the server."""
-    return own_process.command(settings.to_json(), module="paceline.testing.server")
+    return own_process.command(json.dumps(asdict(settings)), module="paceline.testing.server")
 
 
 if __name__ == "__main__":

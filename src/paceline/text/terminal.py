@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-import textwrap
 from typing import TextIO
 
 from paceline import env
 from paceline.text.quoting import printable_lines
+from paceline.text.wording import wrapped
 
 _LEAST_COLUMNS = 40  # narrower terminals wrap lines themselves
 _RESET = "\x1b[0m"
@@ -71,14 +71,7 @@ def _wrapped(line: str, columns: int) -> str:
     if len(line) <= columns or _COMMAND.match(line):
         return line
     indent = " " * (len(line) - len(line.lstrip()))
-    lines = textwrap.wrap(
-        line.strip(),
-        columns,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}  ",
-        break_long_words=False,  # paths and addresses stay whole for copying
-        break_on_hyphens=False,
-    )
+    lines = wrapped(line.strip(), columns, first=indent, rest=f"{indent}  ")
     # without its indentation, a path with a line may fit, and can be copied
     return "\n".join(line if len(line) <= columns else line.strip() for line in lines)
 

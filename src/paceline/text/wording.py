@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection, Iterable, Sequence, Sized
 from typing import TypeVar
 
 _Value = TypeVar("_Value")
+
+
+def wrapped(text: str, columns: int, *, first: str = "", rest: str = "") -> list[str]:
+    """Return a text in lines; paths and addresses stay whole for copying."""
+    return textwrap.wrap(
+        text,
+        columns,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def named(ranks: Iterable[int]) -> str:

@@ -48,17 +48,16 @@ class WatchOptions:
     progress: Callable[[float], None] = lambda share: None
 
 
-def gather(words: Sequence[str], options: WatchOptions) -> Collection:
+def gather(
+    # process ids, Slurm job ids, hosts, or files written by ``--collect``; without any, all ranks
+    # of this user on this host
+    words: Sequence[str],
+    options: WatchOptions,  # how ranks are observed
+) -> Collection:
     """Collect accounts of ranks.
 
-    Args:
-        words: Process ids, Slurm job ids, hosts, or files written by ``--collect``; without any,
-            all ranks of this user on this host.
-        options: How ranks are observed.
-
-    Raises:
-        UsageError: A word is not one of these, or a file cannot be read.
-        SetupError: Processes are not visible on this platform.
+    Raises UsageError if a word is not one of these, or a file cannot be read. Raises SetupError if
+    processes are not visible on this platform.
     """
     tasks = [_task(word, options) for word in words or ("",)]
     with ThreadPoolExecutor(max(1, min(32, len(tasks)))) as pool:  # all hosts at the same time
@@ -164,8 +163,7 @@ def write(collection: Collection) -> str:
 def read(path: Path) -> list[Account]:
     """Return the accounts in a file written by ``--collect``, of one host or of several.
 
-    Raises:
-        UsageError: The file cannot be read, or has another format.
+    Raises UsageError if the file cannot be read, or has another format.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:

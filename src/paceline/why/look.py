@@ -56,21 +56,17 @@ class Sample:
 
 
 def watch_ranks(
-    ranks: Sequence[RankProcess],
+    ranks: Sequence[RankProcess],  # ranks on this host
     *,
-    seconds: float,
+    seconds: float,  # time between the first look and the last
+    # signal to send at the end to ranks whose stack is not visible, so that they print it;
+    # 0 for none
     signum: int = 0,
+    # called with the fraction of the time that has passed
     progress: Callable[[float], None] = lambda share: None,
 ) -> list[Account]:
     """Observe ranks for some seconds; return an account of each, and of ranks of this host that
     have ended.
-
-    Args:
-        ranks: Ranks on this host.
-        seconds: Time between the first look and the last.
-        signum: Signal to send at the end to ranks whose stack is not visible, so that they print
-            it; 0 for none.
-        progress: Called with the fraction of the time that has passed.
     """
     rounds = max(2, min(_MAX_LOOKS, round(seconds) + 1))
     samples: list[list[Sample]] = []

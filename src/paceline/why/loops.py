@@ -41,13 +41,12 @@ def nest(source: str, *, file: str, line: int) -> Nest | None:
     return Nest(file, function, line, tuple(loop for loop in loops if loop[0] > function))
 
 
-def left_loop(inside: Sequence[Nest], after: Sequence[Nest]) -> tuple[str, int, int] | None:
+def left_loop(
+    inside: Sequence[Nest],  # places of the user's frames in one stack, outermost first
+    after: Sequence[Nest],  # those in the other. The innermost function that is in both counts
+) -> tuple[str, int, int] | None:
     """Return file, first and last line of the innermost loop that one stack is in and another has
     left.
-
-    Args:
-        inside: Places of the user's frames in one stack, outermost first.
-        after: Those in the other. The innermost function that is in both counts.
     """
     for inner in reversed(inside):
         for outer in reversed(after):

@@ -148,13 +148,11 @@ def is_paceline(words: Sequence[str]) -> bool:
     return any(os.path.basename(word) == "paceline" for word in words[:3])
 
 
-def has_loaded(pid: int, library: str) -> bool:
-    """Return whether a process has mapped a library.
-
-    Args:
-        pid: The process.
-        library: Prefix of the library's name, such as ``libnccl``.
-    """
+def has_loaded(
+    pid: int,
+    library: str,  # prefix of the library's name, such as ``libnccl``
+) -> bool:
+    """Return whether a process has mapped a library."""
     return f"/{library}".encode() in _read(pid, "maps")
 
 

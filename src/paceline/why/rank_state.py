@@ -60,13 +60,12 @@ class Account:
         return {**asdict(self), "deadlock": self.deadlock and self.deadlock.to_json()}
 
 
-def motion(looks: Sequence[Look], *, seconds: float) -> str:
-    """Return how a rank has moved between the first look and the last.
-
-    Args:
-        looks: Looks at one rank, in order.
-        seconds: Time between the first and the last.
-    """
+def motion(
+    looks: Sequence[Look],  # looks at one rank, in order
+    *,
+    seconds: float,  # time between the first and the last
+) -> str:
+    """Return how a rank has moved between the first look and the last."""
     calls = {
         (look.recorded.get("group"), look.recorded.get("seq")) for look in looks if look.recorded
     }
@@ -79,12 +78,10 @@ def motion(looks: Sequence[Look], *, seconds: float) -> str:
     return IN_PLACE if stacks else RUNNING  # without a stack only the kernel's counters are known
 
 
-def waits_for_gpu(frames: Sequence[Frame]) -> bool:
-    """Return whether a rank that stays in this place waits for its GPU to finish.
-
-    Args:
-        frames: The stack, outermost first.
-    """
+def waits_for_gpu(
+    frames: Sequence[Frame],  # the stack, outermost first
+) -> bool:
+    """Return whether a rank that stays in this place waits for its GPU to finish."""
     if not frames:
         return False
     inner = frames[-1]

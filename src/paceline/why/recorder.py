@@ -105,14 +105,12 @@ class _PlainOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"a dump must not name {module}.{name}")
 
 
-def read(data: bytes) -> dict[str, Any]:
+def read(
+    data: bytes,  # the bytes of the file
+) -> dict[str, Any]:
     """Return the content of a dump that torch has pickled.
 
-    Args:
-        data: The bytes of the file.
-
-    Raises:
-        pickle.UnpicklingError: The dump contains more than plain data.
+    Raises pickle.UnpicklingError if the dump contains more than plain data.
     """
     content = _PlainOnly(io.BytesIO(data)).load()
     return content if isinstance(content, dict) else {}

@@ -99,13 +99,11 @@ class HangReport:
         }
 
 
-def make(accounts: Sequence[Account], missed: Sequence[str] = ()) -> HangReport:
-    """Return the report about ranks of one run or several.
-
-    Args:
-        accounts: Accounts of all ranks that were observed.
-        missed: Lines with the hosts that could not be observed, and why.
-    """
+def make(
+    accounts: Sequence[Account],  # accounts of all ranks that were observed
+    missed: Sequence[str] = (),  # lines with the hosts that could not be observed, and why
+) -> HangReport:
+    """Return the report about ranks of one run or several."""
     runs: dict[str, list[Account]] = {}
     for account in sorted(accounts, key=lambda account: (account.run, account.rank)):
         runs.setdefault(account.run, []).append(account)

@@ -22,12 +22,10 @@ _QUIET_S = 0.05  # a dump is complete once it has not grown for this time
 _ONE_BY_ONE = threading.Lock()  # ranks may write to the same file
 
 
-def number_of(name: str) -> int:
-    """Return the number of a signal, 0 for one that may end a rank.
-
-    Args:
-        name: ``USR1``, ``SIGUSR2``, or the number of a real-time signal.
-    """
+def number_of(
+    name: str,  # ``USR1``, ``SIGUSR2``, or the number of a real-time signal
+) -> int:
+    """Return the number of a signal, 0 for one that may end a rank."""
     user_signal = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2}.get(
         name.upper().removeprefix("SIG")
     )
@@ -37,13 +35,12 @@ def number_of(name: str) -> int:
     return int(name) if name.isdigit() and first <= int(name[:4]) <= last else 0
 
 
-def ask(pid: int, signum: int) -> tuple[list[tuple[str, int, str]], str]:
+def ask(
+    pid: int,  # process id of the rank
+    signum: int,  # the signal for which the user has registered faulthandler
+) -> tuple[list[tuple[str, int, str]], str]:
     """Return ``(file, line, function)`` of the main thread's frames, outermost first, and why there
     are none.
-
-    Args:
-        pid: Process id of the rank.
-        signum: The signal for which the user has registered faulthandler.
     """
     name = signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
     if not stacks.catches(pid, signum):

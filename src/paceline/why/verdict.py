@@ -44,12 +44,10 @@ class HangVerdict:
     finding: Finding | None = None
 
 
-def judge(accounts: Sequence[Account]) -> HangVerdict:
-    """Return the verdict on one run.
-
-    Args:
-        accounts: Accounts of all ranks that could be observed; at least one.
-    """
+def judge(
+    accounts: Sequence[Account],  # accounts of all ranks that could be observed; at least one
+) -> HangVerdict:
+    """Return the verdict on one run."""
     positions = [account.position for account in accounts]
     living = [account for account in accounts if not account.position.ended]
     if not living:

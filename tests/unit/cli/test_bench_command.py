@@ -19,7 +19,7 @@ def another(monkeypatch):
     @bench_command.BENCH.command("links")
     @click.option("--seconds", default=1)
     def links(seconds):
-        return lambda: seconds
+        return seconds
 
     return links
 

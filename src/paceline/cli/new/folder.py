@@ -49,8 +49,7 @@ KINDS: Mapping[str, ProjectKind] = {
 def promised_percent(script: str) -> int:
     """Return the accuracy that an example promises in its docstring, in percent.
 
-    Raises:
-        ValueError: The docstring promises none.
+    Raises ValueError if the docstring promises none.
     """
     promise = re.search(r"^At least (\d+) %", script, re.MULTILINE)
     if promise is None:
@@ -138,16 +137,13 @@ time = "1:00:00"
 
 
 def files(
-    kind: ProjectKind, sources: Mapping[str, str], *, name: str, requirements: Sequence[str]
+    kind: ProjectKind,  # what kind of project it is
+    sources: Mapping[str, str],  # texts of the kind's script and parts, by the names of their files
+    *,
+    name: str,
+    requirements: Sequence[str],  # lines of ``requirements.txt``
 ) -> dict[str, str]:
-    """Return the texts of a project's files, by their paths in its folder.
-
-    Args:
-        kind: What kind of project it is.
-        sources: Texts of the kind's script and parts, by the names of their files.
-        name: Name of the project.
-        requirements: Lines of ``requirements.txt``.
-    """
+    """Return the texts of a project's files, by their paths in its folder."""
     script = sources[kind.script]
     readme = _README.format(name=name, trains_with=kind.trains_with, profile=PROFILE)
     return {

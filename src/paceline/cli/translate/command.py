@@ -45,15 +45,13 @@ class LauncherCommand:
     unexpanded: bool = False
 
 
-def parse(words: Sequence[str]) -> LauncherCommand:
+def parse(
+    words: Sequence[str],  # the command line, or one word that contains all of it
+) -> LauncherCommand:
     """Parse a command line.
 
-    Args:
-        words: The command line, or one word that contains all of it.
-
-    Raises:
-        UsageError: The line is not exactly one start of a known launcher, or the launcher does not
-            have one of its options.
+    Raises UsageError if the line is not exactly one start of a known launcher, or the launcher does
+    not have one of its options.
     """
     is_one_line = len(words) == 1 and len(words[0].split()) > 1
     words = _split(words[0]) if is_one_line else list(words)

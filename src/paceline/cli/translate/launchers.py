@@ -35,15 +35,13 @@ class Translated:
 
 
 def torchrun(
-    options: Mapping[str, str], *, inherited: Mapping[str, str], passes_local_rank: bool
+    options: Mapping[str, str],  # the options as typed
+    *,
+    # torchrun's ``PET_...`` variables by option name; paceline run uses them too
+    inherited: Mapping[str, str],
+    passes_local_rank: bool,  # whether this launcher passes ``--local-rank`` to the script
 ) -> Translated:
-    """Translate torchrun and ``torch.distributed.launch``.
-
-    Args:
-        options: The options as typed.
-        inherited: torchrun's ``PET_...`` variables by option name; paceline run uses them too.
-        passes_local_rank: Whether this launcher passes ``--local-rank`` to the script.
-    """
+    """Translate torchrun and ``torch.distributed.launch``."""
     left_out = ("use_env", "start_method")
     effective = {name: value for name, value in options.items() if name not in left_out}
     notes = []
@@ -81,13 +79,12 @@ def _without_effect(options: Mapping[str, str]) -> dict[str, str]:
 # accelerate launch
 
 
-def accelerate(settings: AccelerateSettings, *, decided: bool) -> Translated:
-    """Translate ``accelerate launch``.
-
-    Args:
-        settings: The settings that it would use.
-        decided: Whether the line or a configuration says the precision.
-    """
+def accelerate(
+    settings: AccelerateSettings,  # the settings that it would use
+    *,
+    decided: bool,  # whether the line or a configuration says the precision
+) -> Translated:
+    """Translate ``accelerate launch``."""
     return Translated(
         settings.options,
         _needed(settings, decided=decided),
@@ -97,15 +94,11 @@ def accelerate(settings: AccelerateSettings, *, decided: bool) -> Translated:
 
 
 def accelerate_with_file(
-    settings: AccelerateSettings, configured: AccelerateSettings, file: str
+    settings: AccelerateSettings,  # the settings that it would use
+    configured: AccelerateSettings,  # the settings of the configuration alone
+    file: str,  # path of the configuration, to pass to paceline run
 ) -> Translated:
-    """Translate ``accelerate launch`` with a configuration.
-
-    Args:
-        settings: The settings that it would use.
-        configured: The settings of the configuration alone.
-        file: Path of the configuration, to pass to paceline run.
-    """
+    """Translate ``accelerate launch`` with a configuration."""
     if configured.environment != settings.environment:
         return accelerate(settings, decided=True)
     options = {"accelerate_config": file, **_beside(settings.options, configured.options)}
@@ -113,17 +106,14 @@ def accelerate_with_file(
 
 
 def accelerate_with_variable(
-    settings: AccelerateSettings, unset: AccelerateSettings, file: str
+    settings: AccelerateSettings,  # the settings that it would use without a configuration
+    unset: AccelerateSettings,  # the settings without options and configuration
+    file: str,  # the path as typed
 ) -> Translated:
     """Translate ``accelerate launch`` if the path of its configuration is an unexpanded variable.
 
-    Args:
-        settings: The settings that it would use without a configuration.
-        unset: The settings without options and configuration.
-        file: The path as typed.
-
-    Raises:
-        UsageError: Options of the line change what ranks get from the unreadable configuration.
+    Raises UsageError if options of the line change what ranks get from the unreadable
+    configuration.
     """
     if settings.environment != unset.environment:
         raise option_invalid(

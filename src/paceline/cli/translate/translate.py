@@ -16,14 +16,13 @@ from paceline.launch.plan.accelerate import ask
 from paceline.text import quoting
 
 
-def translate(words: Sequence[str]) -> TranslatedLine:
+def translate(
+    words: Sequence[str],  # the other launcher's command line, or one word that contains all of it
+) -> TranslatedLine:
     """Return the ``paceline run`` line that does the same as another launcher's.
 
-    Args:
-        words: The other launcher's command line, or one word that contains all of it.
-
-    Raises:
-        PacelineError: The line cannot be translated, or accelerate's configuration cannot be read.
+    Raises PacelineError if the line cannot be translated, or accelerate's configuration cannot be
+    read.
     """
     command = command_line.parse(words)
     return render(command, _translated(command))

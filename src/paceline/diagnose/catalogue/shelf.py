@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.codes import CODES
+from paceline.text.wording import wrapped
 
 TEXTS = Path(__file__).with_name("texts")
 
@@ -141,11 +141,5 @@ def _rendered(text: str) -> Iterator[str]:
 def _filled(flow: list[str]) -> list[str]:
     text = _LINK.sub(r"\1 (\2)", " ".join(flow))
     item = _ITEM.match(text)
-    return textwrap.wrap(
-        text,
-        COLUMNS,
-        initial_indent="  ",
-        subsequent_indent="  " + " " * (item.end() if item else 0),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    rest = "  " + " " * (item.end() if item else 0)
+    return wrapped(text, COLUMNS, first="  ", rest=rest)

@@ -38,8 +38,7 @@ class EditedFile:
     def write(self) -> None:
         """Write the file in its place, so that its owner, mode and links stay.
 
-        Raises:
-            SetupError: It cannot be written.
+        Raises SetupError if it cannot be written.
         """
         try:
             with open(self.name, "r+b") as file:

@@ -61,9 +61,8 @@ class _Unpacked:
 def unpacked(stream: BinaryIO, subject: str) -> Iterator[Readable]:
     """Yield a reader of a stream's text, decompressed if necessary.
 
-    Raises:
-        UsageError: The stream is compressed with zstd, and neither Python nor a program can read
-            it.
+    Raises UsageError if the stream is compressed with zstd, and neither Python nor a program can
+    read it.
     """
     peek = getattr(stream, "peek", None)
     first = peek(8)[:8] if peek is not None else b""

@@ -14,8 +14,7 @@ from paceline.rundir.events import Outcome
 def outcome(subject: str) -> Answer | None:
     """Return the outcome of a run; None if the subject is neither a run folder nor its events.
 
-    Raises:
-        UsageError: The events have no end: the run continues, or its launcher was killed.
+    Raises UsageError if the events have no end: the run continues, or its launcher was killed.
     """
     path = Path(subject)
     folder = path.parent if path.name.startswith("events.") and path.suffix == ".jsonl" else path

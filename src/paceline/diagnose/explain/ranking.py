@@ -30,13 +30,11 @@ from paceline.signatures.tier import Tier
 from paceline.signatures.tracebacks import TracebackFrame
 
 
-def unexplained_error(scanned: Scanned, before: int) -> Candidate | None:
-    """Return a candidate for error lines that nothing else explains; None without such lines.
-
-    Args:
-        scanned: The scanned text.
-        before: Line number from which all errors are consequences.
-    """
+def unexplained_error(
+    scanned: Scanned,  # the scanned text
+    before: int,  # line number from which all errors are consequences
+) -> Candidate | None:
+    """Return a candidate for error lines that nothing else explains; None without such lines."""
     healthy = [step.line for step in new_steps(scanned)]
     healthy += [match.line for match in scanned.of("success")]
     # Training continued after errors before this line.

@@ -33,8 +33,7 @@ _CONTROL = bytes(byte for byte in range(32) if byte not in (7, 8, 9, 10, 12, 13,
 def open_subject(subject: str) -> BinaryIO:
     """Open the text to explain.
 
-    Raises:
-        UsageError: The file does not exist or cannot be read.
+    Raises UsageError if the file does not exist or cannot be read.
     """
     if subject == "-":
         return sys.stdin.buffer
@@ -79,8 +78,7 @@ def _unreadable(what: str, *, fix: str) -> UsageError:
 def chunks(stream: Readable, subject: str) -> Iterator[bytes]:
     """Yield the text as pieces of UTF-8.
 
-    Raises:
-        UsageError: The content is not text.
+    Raises UsageError if the content is not text.
     """
     try:
         first = stream.read(_CHUNK_BYTES)

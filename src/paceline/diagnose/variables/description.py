@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass
 
 from paceline.diagnose.variables.families import closest_real, distance, is_closed
@@ -10,6 +9,7 @@ from paceline.diagnose.variables.folklore import FOLKLORE, Folklore, folklore
 from paceline.diagnose.variables.lists import ALGORITHMS, PROTOCOLS, SHOWN, SUBSYSTEMS
 from paceline.diagnose.variables.renamed import LIBRARIES, RENAMED, Renamed
 from paceline.diagnose.variables.table import KnownVariable, known, newest_version
+from paceline.text.wording import wrapped
 
 COLUMNS = 80
 VALUES_OF_KIND = {
@@ -127,11 +127,4 @@ def _misspelt_folklore(name: str) -> str:
 
 
 def _filled(text: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        COLUMNS,
-        initial_indent="  ",
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrapped(text, COLUMNS, first="  ", rest="    ")

@@ -54,53 +54,22 @@ class Settings:
         """Return whether the library is that new, None if its version is unknown."""
         return at_least(self.versions, library, minimum)
 
-    def where(self, names: Iterable[str]) -> str:
-        """Return the places of settings."""
-        return ", ".join(dict.fromkeys(self.by_name[name].where for name in names))
+    def contradicted(
+        self, names: Iterable[str], what: str, *, why: str, fix: str, severity: str = "warning"
+    ) -> Finding:
+        """Return the finding that one setting overrides the others."""
+        where, evidence = self._present(names)
+        return Finding("variable-contradicted", what, where, evidence, why, fix, severity)
 
-    def lines(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return settings as evidence."""
-        return tuple(self.by_name[name].line for name in names)
+    def harmful(
+        self, names: Iterable[str], what: str, *, why: str, fix: str, severity: str = "hint"
+    ) -> Finding:
+        """Return the finding that settings do more harm than good."""
+        where, evidence = self._present(names)
+        return Finding("variable-harmful", what, where, evidence, why, fix, severity)
 
-
-def contradicted(
-    settings: Settings,
-    names: Iterable[str],
-    what: str,
-    *,
-    why: str,
-    fix: str,
-    severity: str = "warning",
-) -> Finding:
-    """Return the finding that one setting overrides the others."""
-    return _finding(
-        "variable-contradicted", settings, names, what, why=why, fix=fix, severity=severity
-    )
-
-
-def harmful(
-    settings: Settings,
-    names: Iterable[str],
-    what: str,
-    *,
-    why: str,
-    fix: str,
-    severity: str = "hint",
-) -> Finding:
-    """Return the finding that settings do more harm than good."""
-    return _finding("variable-harmful", settings, names, what, why=why, fix=fix, severity=severity)
-
-
-def _finding(
-    finding: str,
-    settings: Settings,
-    names: Iterable[str],
-    what: str,
-    *,
-    why: str,
-    fix: str,
-    severity: str,
-) -> Finding:
-    """Return a finding with the places and the lines of those variables that have a value."""
-    names = [name for name in names if settings.has(name)]
-    return Finding(finding, what, settings.where(names), settings.lines(names), why, fix, severity)
+    def _present(self, names: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+        """Return the places and the lines of those variables that have a value."""
+        present = [self.by_name[name] for name in names if self.has(name)]
+        places = dict.fromkeys(setting.where for setting in present)
+        return ", ".join(places), tuple(setting.line for setting in present)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.diagnose.variables.given import Settings, harmful
+from paceline.diagnose.variables.given import Settings
 from paceline.diagnose.variables.lists import ALGORITHMS, STRICT_SINCE, parse_choices
 from paceline.diagnose.variables.torch_pairs import BLOCKING, BUFFER, HANDLING
 from paceline.errors import Finding
@@ -39,8 +39,7 @@ def _no_ring(settings: Settings) -> Iterator[Finding]:
     has_unknown_names = not set(choice.names) <= set(ALGORITHMS)  # which have their own finding
     if allows_ring or has_unknown_names:
         return
-    yield harmful(
-        settings,
+    yield settings.harmful(
         ("NCCL_ALGO",),
         f"NCCL_ALGO={settings.text('NCCL_ALGO')} leaves no algorithm for broadcast and reduce,"
         " which have Ring only",
@@ -62,8 +61,7 @@ def _forced_ll128(settings: Settings) -> Iterator[Finding]:
         # ``^LL`` too: a list with an exclusion allows all others, and what a list allows NCCL takes
         # without its own check of the hardware.
         if choice.names and ("ll128" in choice.names) != choice.excluded:
-            yield harmful(
-                settings,
+            yield settings.harmful(
                 ("NCCL_PROTO",),
                 f"NCCL_PROTO={value} forces LL128 on, also where the hardware does not support it",
                 why=(
@@ -88,8 +86,7 @@ def _loopback(settings: Settings) -> Iterator[Finding]:
     )
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         if nodes > 1 and settings.text(name).lstrip("=") == "lo":
-            yield harmful(
-                settings,
+            yield settings.harmful(
                 (name,),
                 f"{name}={settings.text(name)} is the loopback interface, and the job has {nodes}"
                 " nodes",
@@ -104,8 +101,7 @@ def _loopback(settings: Settings) -> Iterator[Finding]:
 
 def _through_the_network(settings: Settings) -> Iterator[Finding]:
     if settings.is_one("NCCL_P2P_DISABLE") and settings.is_one("NCCL_SHM_DISABLE"):
-        yield harmful(
-            settings,
+        yield settings.harmful(
             ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"),
             "without peer-to-peer and without shared memory GPUs of one node talk through the"
             " network",
@@ -117,8 +113,7 @@ def _through_the_network(settings: Settings) -> Iterator[Finding]:
 def _blocking(settings: Settings) -> Iterator[Finding]:
     name = next((name for name in BLOCKING if settings.is_true(name)), None)
     if name and not any(settings.has(other) for other in HANDLING):
-        yield harmful(
-            settings,
+        yield settings.harmful(
             (name,),
             f"{name}=1 makes the CPU wait for each collective and starts no watchdog thread",
             why=(
@@ -133,8 +128,7 @@ def _no_handling(settings: Settings) -> Iterator[Finding]:
     # With blocking waits the error is raised in wait(), and the handling is rightly off.
     name = next((name for name in HANDLING if settings.number(name) == 0), None)
     if name and not settings.is_true(*BLOCKING):
-        yield harmful(
-            settings,
+        yield settings.harmful(
             (name,),
             f"{name}=0: a collective that times out does not end the program",
             why="the job hangs until its time limit",
@@ -145,8 +139,7 @@ def _no_handling(settings: Settings) -> Iterator[Finding]:
 def _no_flight_recorder(settings: Settings) -> Iterator[Finding]:
     name = next((name for name in BUFFER if settings.number(name) == 0), None)
     if name:
-        yield harmful(
-            settings,
+        yield settings.harmful(
             (name,),
             f"{name}=0 switches the flight recorder off",
             why="after a timeout nothing shows which rank was missing in which collective",
@@ -156,8 +149,7 @@ def _no_flight_recorder(settings: Settings) -> Iterator[Finding]:
 
 def _launch_blocking(settings: Settings) -> Iterator[Finding]:
     if settings.text("CUDA_LAUNCH_BLOCKING") == "1":
-        yield harmful(
-            settings,
+        yield settings.harmful(
             ("CUDA_LAUNCH_BLOCKING",),
             "CUDA_LAUNCH_BLOCKING=1 waits for each kernel",
             why=(
@@ -172,8 +164,7 @@ def _old_levels(settings: Settings) -> Iterator[Finding]:
     for name in ("NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"):
         text = settings.text(name)
         if text.isdecimal():
-            yield harmful(
-                settings,
+            yield settings.harmful(
                 (name,),
                 f"{name}={text}: levels by number are old, and their meaning has changed between"
                 " versions",
@@ -192,8 +183,7 @@ def _efa(settings: Settings) -> Iterator[Finding]:
             "NCCL_PROTO=simple is for aws-ofi-nccl 1.5 or older, and slows small messages"
         )
     if old:
-        yield harmful(
-            settings,
+        yield settings.harmful(
             old,
             f"settings that newer software for EFA does not need: {', '.join(old)}",
             why="; ".join(reasons),
@@ -203,8 +193,7 @@ def _efa(settings: Settings) -> Iterator[Finding]:
 
 def _fork_safe(settings: Settings) -> Iterator[Finding]:
     if settings.has("RDMAV_FORK_SAFE"):
-        yield harmful(
-            settings,
+        yield settings.harmful(
             ("RDMAV_FORK_SAFE",),
             "RDMAV_FORK_SAFE changes how memory is shared with child processes",
             why="on newer kernels it breaks things; AWS says: do not use it with EFA",
@@ -215,16 +204,14 @@ def _fork_safe(settings: Settings) -> Iterator[Finding]:
 def _needless(settings: Settings) -> Iterator[Finding]:
     name = "TORCH_NCCL_AVOID_RECORD_STREAMS"
     if settings.is_true(name) and settings.at_least("torch", "2.8"):
-        yield harmful(
-            settings,
+        yield settings.harmful(
             (name,),
             f"{name}=1 is the default since torch 2.8",
             why="torch warns of it in each rank",
             fix=f"unset {name}",
         )
     if settings.text("NCCL_LAUNCH_MODE").upper() == "GROUP":
-        yield harmful(
-            settings,
+        yield settings.harmful(
             ("NCCL_LAUNCH_MODE",),
             "NCCL_LAUNCH_MODE=GROUP is deprecated since NCCL 2.9",
             why="it is for processes with several GPUs, and slows the others",
@@ -237,8 +224,7 @@ def _shared_dumps(settings: Settings) -> Iterator[Finding]:
         path = settings.text(name)
         # A digit may be a job's id, as in /home/me/4711/trace_, and /tmp is one node's own.
         if path.startswith(("/home", "~")) and not any(letter.isdecimal() for letter in path):
-            yield harmful(
-                settings,
+            yield settings.harmful(
                 (name,),
                 f"{name}={path} is the same for all jobs",
                 why="the rank is added and nothing else: a job overwrites the dumps of another",

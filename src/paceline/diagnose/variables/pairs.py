@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.diagnose.variables.given import Settings, contradicted
+from paceline.diagnose.variables.given import Settings
 from paceline.diagnose.variables.lists import SHOWN, STRICT_SINCE, parse_choices
 from paceline.errors import Finding
 from paceline.text.wording import has_or_have, is_or_are
@@ -23,8 +23,7 @@ def _p2p(settings: Settings) -> Iterator[Finding]:
     # 0 is LOC by an old numbering, and says the same as the switch.
     level = settings.text("NCCL_P2P_LEVEL")
     if settings.is_one("NCCL_P2P_DISABLE") and level not in ("", "LOC", "0"):
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"),
             f"NCCL_P2P_DISABLE=1 wins over NCCL_P2P_LEVEL={level}: all peer-to-peer transfers"
             " are off",
@@ -37,8 +36,7 @@ def _infiniband(settings: Settings) -> Iterator[Finding]:
     disabled = settings.is_one("NCCL_IB_DISABLE")
     network = settings.text("NCCL_NET").lower()
     if disabled and network == "ib":
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             ("NCCL_IB_DISABLE", "NCCL_NET"),
             "NCCL_NET=IB asks for InfiniBand and NCCL_IB_DISABLE=1 switches it off",
             why="no communicator can be made: Failed to initialize any NET plugin",
@@ -54,8 +52,7 @@ def _infiniband(settings: Settings) -> Iterator[Finding]:
     read_by_ib = [name for name in settings.by_name if name.startswith("NCCL_IB_")]
     idle = [name for name in read_by_ib if name != "NCCL_IB_DISABLE" and settings.has(name)]
     if idle:
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             (cause, *idle),
             f"{cause}={settings.text(cause)} leaves InfiniBand unused, and {_list(idle)}"
             f" {has_or_have(idle)} no effect",
@@ -68,8 +65,7 @@ def _sockets(settings: Settings) -> Iterator[Finding]:
     names = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
     threads, sockets = (settings.number(name) for name in names)
     if threads and sockets and threads * sockets > MOST_SOCKETS:
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             names,
             f"{threads} threads with {sockets} sockets each are {threads * sockets}, and NCCL opens"
             f" {MOST_SOCKETS}",
@@ -87,8 +83,7 @@ def _sockets(settings: Settings) -> Iterator[Finding]:
     idle = [name for name in names if settings.has(name)]
     if idle and (network == "ib" or efa) and network != "socket":
         cause = "FI_PROVIDER" if efa else "NCCL_NET"
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             (cause, *idle),
             f"{_list(idle)} {is_or_are(idle)} for TCP, and {cause}={settings.text(cause)}",
             why="they have no effect on another network",
@@ -102,8 +97,7 @@ def _efa(settings: Settings) -> Iterator[Finding]:
         settings.text("FI_PROVIDER").lower() == "efa"
         and settings.text("NCCL_NET").lower() == "socket"
     ):
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             ("FI_PROVIDER", "NCCL_NET"),
             "FI_PROVIDER=efa is for EFA, and NCCL_NET=Socket makes NCCL use TCP",
             why="libfabric is not used at all, and TCP is several times slower than EFA",
@@ -117,8 +111,7 @@ def _limits(settings: Settings) -> Iterator[Finding]:
         least, most = (settings.number(name) for name in names)
         # Zero and below leave the number to NCCL.
         if least is not None and most is not None and least > most > 0:
-            yield contradicted(
-                settings,
+            yield settings.contradicted(
                 names,
                 f"{names[0]}={least} is more than {names[1]}={most}",
                 why="NCCL takes the smaller for both",
@@ -128,8 +121,7 @@ def _limits(settings: Settings) -> Iterator[Finding]:
 
 def _shared_memory(settings: Settings) -> Iterator[Finding]:
     if settings.is_one("NCCL_SHM_DISABLE") and settings.is_one("NCCL_CUMEM_HOST_ENABLE"):
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             ("NCCL_SHM_DISABLE", "NCCL_CUMEM_HOST_ENABLE"),
             "NCCL_CUMEM_HOST_ENABLE=1 says how shared memory is allocated, and NCCL_SHM_DISABLE=1"
             " leaves it unused",
@@ -138,8 +130,7 @@ def _shared_memory(settings: Settings) -> Iterator[Finding]:
             severity="hint",
         )
     if settings.is_zero("NCCL_CUMEM_ENABLE") and settings.number("NCCL_MNNVL_ENABLE") == 1:
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             ("NCCL_CUMEM_ENABLE", "NCCL_MNNVL_ENABLE"),
             "NCCL_MNNVL_ENABLE=1 needs cuMem, which NCCL_CUMEM_ENABLE=0 switches off",
             why="1 means: fail where NVLink between nodes cannot be used",
@@ -153,8 +144,7 @@ def _gid(settings: Settings) -> Iterator[Finding]:
     idle = [name for name in ways if settings.has(name)]
     # -1, the default, leaves the choice to NCCL, and then the other variables guide it.
     if index is not None and index >= 0 and idle:
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             ("NCCL_IB_GID_INDEX", *idle),
             f"NCCL_IB_GID_INDEX={index} names the GID, and {_list(idle)} would choose one",
             why="they are read only where the index is not set",
@@ -165,8 +155,7 @@ def _gid(settings: Settings) -> Iterator[Finding]:
         and settings.number("NCCL_IB_PKEY_VALUE") != -1  # its default: look for no key
         and settings.has("NCCL_IB_PKEY")
     ):
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             ("NCCL_IB_PKEY", "NCCL_IB_PKEY_VALUE"),
             "NCCL_IB_PKEY_VALUE wins over NCCL_IB_PKEY",
             why="the key itself is looked for, and the index is not read",
@@ -179,8 +168,7 @@ def _log(settings: Settings) -> Iterator[Finding]:
     if settings.has("NCCL_DEBUG") and not level:
         return  # a shell has yet to fill it in
     if settings.has("NCCL_DEBUG_SUBSYS") and level in ("", "VERSION", "WARN"):
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS"),
             "NCCL_DEBUG_SUBSYS chooses among INFO lines, and NCCL_DEBUG"
             f" {f'is {level}' if level else 'is not set'}",
@@ -190,8 +178,7 @@ def _log(settings: Settings) -> Iterator[Finding]:
         )
     # Unlike the subsystems, the file has a use with WARN: NCCL opens it for levels above VERSION.
     if settings.has("NCCL_DEBUG_FILE") and level in ("", "VERSION"):
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             ("NCCL_DEBUG", "NCCL_DEBUG_FILE"),
             f"NCCL_DEBUG_FILE is set, and NCCL_DEBUG {f'is {level}' if level else 'is not set'}",
             why="nothing is written to the file",
@@ -202,8 +189,7 @@ def _log(settings: Settings) -> Iterator[Finding]:
 
 def _out_of_band(settings: Settings) -> Iterator[Finding]:
     if settings.has("NCCL_OOB_NET_IFNAME") and not settings.is_one("NCCL_OOB_NET_ENABLE"):
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             ("NCCL_OOB_NET_ENABLE", "NCCL_OOB_NET_IFNAME"),
             "NCCL_OOB_NET_IFNAME is read with NCCL_OOB_NET_ENABLE=1 only, which is not set",
             why="ranks meet over the interface of NCCL_SOCKET_IFNAME",
@@ -238,8 +224,7 @@ def _switched_off(settings: Settings) -> Iterator[Finding]:
                 if settings.text(variable)
                 else f"{variable} is not 1"
             )
-            yield contradicted(
-                settings,
+            yield settings.contradicted(
                 ("NCCL_ALGO", variable),
                 f"NCCL_ALGO leaves {algorithms} alone, and {state}",
                 why=(

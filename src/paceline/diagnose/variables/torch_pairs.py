@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.diagnose.variables.given import Settings, contradicted
+from paceline.diagnose.variables.given import Settings
 from paceline.diagnose.variables.renamed import RENAMED
 from paceline.errors import Finding
 from paceline.text.wording import is_or_are
@@ -53,8 +53,7 @@ def _blocking_wait(settings: Settings) -> Iterator[Finding]:
     ]
     if idle:
         cause = next(name for name in BLOCKING if settings.is_true(name))
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             (cause, *idle),
             f"{cause}=1 starts no watchdog thread, and {', '.join(idle)} {is_or_are(idle)} for it",
             why=(
@@ -69,8 +68,7 @@ def _monitoring(settings: Settings) -> Iterator[Finding]:
     if settings.is_false("TORCH_NCCL_ENABLE_MONITORING") and settings.has(
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
     ):
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             ("TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
             "TORCH_NCCL_ENABLE_MONITORING=0 starts no monitor, and TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
             " is its patience",
@@ -89,8 +87,7 @@ def _flight_recorder(settings: Settings) -> Iterator[Finding]:
     idle = [name for name in DUMPS[1:] if settings.has(name)]
     idle += [name for name in (DUMPS[0], *STACKS) if settings.is_true(name)]
     if idle:
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             (cause, *idle),
             f"{cause}=0 switches the flight recorder off, and {', '.join(idle)}"
             f" {is_or_are(idle)} for it",
@@ -102,8 +99,7 @@ def _flight_recorder(settings: Settings) -> Iterator[Finding]:
 def _nonblocking(settings: Settings) -> Iterator[Finding]:
     names = ("TORCH_NCCL_USE_COMM_NONBLOCKING", "TORCH_NCCL_NONBLOCKING_TIMEOUT")
     if settings.has(names[1]) and not settings.has(names[0]):
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             names,
             f"{names[1]} is read with {names[0]}=1 only, which is not set",
             why="torch warns that it has no effect, and continues",
@@ -122,8 +118,7 @@ def _both_names(settings: Settings) -> Iterator[Finding]:
         # the allocator takes its old name where both are set.
         wins = old if old == "PYTORCH_CUDA_ALLOC_CONF" else change.new
         text = "the stricter of the two counts" if old in STRICTER else f"{wins} wins"
-        yield contradicted(
-            settings,
+        yield settings.contradicted(
             (old, change.new),
             f"{old} and {change.new} are one setting with two values: {text}",
             why="changing the other one has no effect",

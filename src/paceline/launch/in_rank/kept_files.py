@@ -34,12 +34,10 @@ _WRITERS = (("torch", "save", "f"), ("safetensors.torch", "save_file", "filename
 _NOT_THE_USERS = ("/dev/", "/proc/", "/sys/")
 
 
-def install(folder: Path) -> None:
-    """Keep what this process and the processes that it forks overwrite.
-
-    Args:
-        folder: For the copies; all ranks of all trials share it.
-    """
+def install(
+    folder: Path,  # for the copies; all ranks of all trials share it
+) -> None:
+    """Keep what this process and the processes that it forks overwrite."""
     ours = [env.read(name) for name in (env.KEPT_FILES, env.RUN_DIR, env.TUNE, env.PROOF)]
     ignored = [os.path.realpath(path) for path in ours if path]
     keeper = FileKeeper(folder, (*ignored, *_NOT_THE_USERS))
@@ -87,13 +85,12 @@ class FileKeeper:
         if not isinstance(path, int):  # else an open file: what opened it was seen
             self._keep(os.path.realpath(os.fsdecode(path)))
 
-    def _keep_entry(self, path: Any, folder: int) -> None:
-        """Keep an entry of a folder: a file, a link, or all files of a folder in it.
-
-        Args:
-            path: Where it is.
-            folder: Descriptor of the folder that a relative path begins at; -1: this process's.
-        """
+    def _keep_entry(
+        self,
+        path: Any,  # where it is
+        folder: int,  # descriptor of the folder that a relative path begins at; -1: this process's
+    ) -> None:
+        """Keep an entry of a folder: a file, a link, or all files of a folder in it."""
         name = os.fsdecode(path)
         if folder >= 0 and not os.path.isabs(name):
             name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)

@@ -24,19 +24,13 @@ _EVERY_S = 1.0
 
 
 class Meeting:
-    """In a rank: reports the changes when a process group is about to be made, and when it is.
-
-    Args:
-        expected: The variables that the launcher has set for this rank.
-        report: Called with an entry for the launcher.
-        is_users: Whether a file is the user's own.
-    """
+    """In a rank: reports the changes when a process group is about to be made, and when it is."""
 
     def __init__(
         self,
-        expected: Mapping[str, str],
-        report: Callable[[dict[str, Any]], None],
-        is_users: Callable[[str], bool],
+        expected: Mapping[str, str],  # the variables that the launcher has set for this rank
+        report: Callable[[dict[str, Any]], None],  # called with an entry for the launcher
+        is_users: Callable[[str], bool],  # whether a file is the user's own
     ) -> None:
         self._expected, self._report, self._is_users = expected, report, is_users
         self._lines: dict[str, str] = {}
@@ -77,15 +71,13 @@ def open_changes(entries: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str,
 
 
 class Meetings:
-    """In the launcher: print what ranks have changed and still wait for.
-
-    Args:
-        entries: Returns the reports of the ranks of this node so far.
-        inform: Prints a notice.
-    """
+    """In the launcher: print what ranks have changed and still wait for."""
 
     def __init__(
-        self, entries: Callable[[], Iterator[dict[str, Any]]], inform: Callable[[Notice], None]
+        self,
+        # returns the reports of the ranks of this node so far
+        entries: Callable[[], Iterator[dict[str, Any]]],
+        inform: Callable[[Notice], None],  # prints a notice
     ) -> None:
         self._entries, self._inform = entries, inform
         self._printed: set[str] = set()

@@ -64,13 +64,11 @@ _PRINTING_HOOKS = ("sys", "torch.distributed.distributed_c10d")
 _referenced: list[Any] = []
 
 
-def run(task: RankTask, function: Callable[[], None] | None = None) -> None:
-    """Run a rank's work, to the script's end or the SystemExit that ends the process.
-
-    Args:
-        task: What to run.
-        function: What a ``function`` task runs.
-    """
+def run(
+    task: RankTask,
+    function: Callable[[], None] | None = None,  # what a ``function`` task runs
+) -> None:
+    """Run a rank's work, to the script's end or the SystemExit that ends the process."""
     os.environ.update(task.env)
     crash, stacks, report = map(system.moved_up, (task.crash, task.stacks, task.report))
     task = replace(task, crash=crash, stacks=stacks, report=report)
@@ -119,8 +117,7 @@ def execute(task: RankTask) -> NoReturn:
 
     ``spawn`` runs paceline's worker entry in a new interpreter, ``exec`` what torchrun would run.
 
-    Raises:
-        OSError: The program cannot be executed.
+    Raises OSError if the program cannot be executed.
     """
     if task.method == "spawn":
         env.put(env.TASK, task.to_json())

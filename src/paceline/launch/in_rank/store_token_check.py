@@ -32,12 +32,10 @@ _OTHERS_S = 1.0  # the same if the store names another run, which a stranger may
 _FIELDS = {"token", "run_id", "script", "user", "host", "pid"}
 
 
-def install(begin: Callable[[], None]) -> None:
-    """Check the token whenever this rank connects to the store of ``env://`` rendezvous.
-
-    Args:
-        begin: Called before it connects.
-    """
+def install(
+    begin: Callable[[], None],  # called before it connects
+) -> None:
+    """Check the token whenever this rank connects to the store of ``env://`` rendezvous."""
     # by its full name, because the attribute `torch.distributed.rendezvous` is a function
     rendezvous: Any = import_module("torch.distributed.rendezvous")
     create = getattr(rendezvous, "_create_c10d_store", None)
@@ -66,13 +64,11 @@ def install(begin: Callable[[], None]) -> None:
     rendezvous._create_c10d_store = checked
 
 
-def own_key(secret: str, token: str) -> str:
-    """Return the key below which the ranks of a run write, and which its launcher writes.
-
-    Args:
-        secret: The ranks' secret; empty for a run without one.
-        token: The run's token.
-    """
+def own_key(
+    secret: str,  # the ranks' secret; empty for a run without one
+    token: str,  # the run's token
+) -> str:
+    """Return the key below which the ranks of a run write, and which its launcher writes."""
     return f"paceline/{derive(secret.encode(), 'keys') if secret else token}"
 
 
@@ -102,13 +98,12 @@ def _underlying(store: Any) -> Any:
     return store
 
 
-def foreign(identity: dict[str, Any] | None, *, place: str) -> Finding:
-    """Return the finding that names the run to which a store belongs, instead of ours.
-
-    Args:
-        identity: The identity in the store, None if it has none.
-        place: ``HOST:PORT``.
-    """
+def foreign(
+    identity: dict[str, Any] | None,  # the identity in the store, None if it has none
+    *,
+    place: str,  # ``HOST:PORT``
+) -> Finding:
+    """Return the finding that names the run to which a store belongs, instead of ours."""
     holder = (
         "something that is not a run of paceline"
         if identity is None

@@ -61,13 +61,12 @@ def longest_wait(parts: Mapping[str, float]) -> str:
     return DATA if data_s >= LEAST_DATA_S else ""
 
 
-def finding_of(step: Mapping[str, Any] | None, run: RunFacts) -> Finding | None:
-    """Return what most steps wait for; None if they compute longer, or too little was lost.
-
-    Args:
-        step: What ``stage_times.describe`` returned; None if too few steps were timed.
-        run: What is known of the run.
-    """
+def finding_of(
+    # what ``stage_times.describe`` returned; None if too few steps were timed
+    step: Mapping[str, Any] | None,
+    run: RunFacts,  # what is known of the run
+) -> Finding | None:
+    """Return what most steps wait for; None if they compute longer, or too little was lost."""
     if step is None:
         return None
     parts = step_parts.coarse(step, run.num_ranks)
@@ -90,12 +89,10 @@ def finding_of(step: Mapping[str, Any] | None, run: RunFacts) -> Finding | None:
     )
 
 
-def hints_of_ranks(ranks: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Return what is found about single ranks: memory that grows, and a wait for a CPU.
-
-    Args:
-        ranks: What the speed log describes of each rank.
-    """
+def hints_of_ranks(
+    ranks: Sequence[Mapping[str, Any]],  # what the speed log describes of each rank
+) -> list[Finding]:
+    """Return what is found about single ranks: memory that grows, and a wait for a CPU."""
     findings = memory_growth.finding_of(ranks), starved(ranks)
     return [finding for finding in findings if finding is not None]
 
@@ -127,13 +124,11 @@ def starved(ranks: Sequence[Mapping[str, Any]]) -> Finding | None:
     )
 
 
-def waiting(name: str, step: Mapping[str, Any]) -> str:
-    """Return ``waiting for data 71% of a step``.
-
-    Args:
-        name: ``DATA`` or ``COMMUNICATION``.
-        step: What ``stage_times.describe`` returned, of a step that waits for it.
-    """
+def waiting(
+    name: str,  # ``DATA`` or ``COMMUNICATION``
+    step: Mapping[str, Any],  # what ``stage_times.describe`` returned, of a step that waits for it
+) -> str:
+    """Return ``waiting for data 71% of a step``."""
     seconds = step["stages"]["data"] if name == DATA else step["exchange"]
     return f"waiting for {_WORDS[name]} {seconds / step['seconds']:.0%} of a step"
 

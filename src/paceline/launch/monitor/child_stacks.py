@@ -54,13 +54,12 @@ def stack(
     return tuple(read_frame(*frame) for frame in main)
 
 
-def threads(pid: int, *, limit_s: float = _PY_SPY_S) -> tuple[list[dict[str, Any]], str]:
-    """Return a process's Python threads as py-spy prints them, and the reason if there are none.
-
-    Args:
-        pid: The process.
-        limit_s: How long py-spy may take, in seconds.
-    """
+def threads(
+    pid: int,
+    *,
+    limit_s: float = _PY_SPY_S,  # how long py-spy may take, in seconds
+) -> tuple[list[dict[str, Any]], str]:
+    """Return a process's Python threads as py-spy prints them, and the reason if there are none."""
     program = find_py_spy()
     if not program:
         return [], MISSING
@@ -85,13 +84,11 @@ def _first_line(err: str) -> str:
     return next((f"py-spy: {line.strip()}" for line in err.splitlines() if line.strip()), "")
 
 
-def main_thread(pid: int, dumped: Sequence[dict[str, Any]]) -> list[tuple[str, int, str]]:
-    """Return ``(file, line, function)`` of the main thread's frames, outermost first.
-
-    Args:
-        pid: The process; the main thread has the same number in the kernel.
-        dumped: The threads that ``threads`` returned.
-    """
+def main_thread(
+    pid: int,  # the process; the main thread has the same number in the kernel
+    dumped: Sequence[dict[str, Any]],  # the threads that ``threads`` returned
+) -> list[tuple[str, int, str]]:
+    """Return ``(file, line, function)`` of the main thread's frames, outermost first."""
     main = [thread for thread in dumped if thread.get("os_thread_id") == pid]
     named = [thread for thread in dumped if thread.get("thread_name") == "MainThread"]
     thread: dict[str, Any] = next(iter([*main, *named, *dumped]), {"frames": []})

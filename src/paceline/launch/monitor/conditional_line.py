@@ -14,13 +14,11 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _MOST_CHARACTERS = 500_000
 
 
-def guard_of(source: str, line: int) -> tuple[int, str] | None:
-    """Return what lets only some ranks reach a line: its line number and its text, or None.
-
-    Args:
-        source: Text of the file.
-        line: Number of the line, from 1.
-    """
+def guard_of(
+    source: str,  # text of the file
+    line: int,  # number of the line, from 1
+) -> tuple[int, str] | None:
+    """Return what lets only some ranks reach a line: its line number and its text, or None."""
     parsed = _parse(source) if len(source) <= _MOST_CHARACTERS else None
     if parsed is None:
         return None

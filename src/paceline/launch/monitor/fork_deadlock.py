@@ -72,14 +72,12 @@ def has_not_run(first: WorkerLook, now: WorkerLook) -> bool:
     return same and idle and first.is_suspect and now.is_suspect
 
 
-def is_proven(first: WorkerLook, now: WorkerLook, frames: Sequence[NativeFrame] = ()) -> bool:
-    """Return whether it is proven that the worker is deadlocked in its fork.
-
-    Args:
-        first: The earliest look at it since which it has not run.
-        now: The last look.
-        frames: Its stack, outermost first; empty if it cannot be seen.
-    """
+def is_proven(
+    first: WorkerLook,  # the earliest look at it since which it has not run
+    now: WorkerLook,  # the last look
+    frames: Sequence[NativeFrame] = (),  # its stack, outermost first; empty if it cannot be seen
+) -> bool:
+    """Return whether it is proven that the worker is deadlocked in its fork."""
     has_waited = min(now.waits_s, now.worker.age_s) >= deadlines.WORKER_FORK
     are_apart = now.at_s - first.at_s >= APART_S
     if not has_waited or not are_apart or not has_not_run(first, now):
@@ -87,15 +85,14 @@ def is_proven(first: WorkerLook, now: WorkerLook, frames: Sequence[NativeFrame] 
     return now.is_unnamed or is_before_dataset(frames)
 
 
-def is_before_dataset(frames: Sequence[NativeFrame]) -> bool:
+def is_before_dataset(
+    frames: Sequence[NativeFrame],  # its stack, outermost first
+) -> bool:
     """Return whether a worker has called nothing from torch's worker loop yet, or has not come to
     it since its process was started.
 
     Code that the loop has called, a dataset or the user's ``worker_init_fn``, may wait for a
     ``multiprocessing.Lock`` that another worker holds and will release.
-
-    Args:
-        frames: Its stack, outermost first.
     """
     python = [frame for frame in frames if frame.is_python]
     if not python:
@@ -110,24 +107,21 @@ def _is_worker_loop(frame: NativeFrame) -> bool:
     return frame.function == "_worker_loop" and frame.file.endswith("_utils/worker.py")
 
 
-def parse(dump: str) -> tuple[NativeFrame, ...]:
-    """Return the frames of a py-spy dump of a process with one thread, outermost first.
-
-    Args:
-        dump: What ``py-spy dump --native`` prints: one ``    function (file:line)`` for each frame,
-            innermost first.
-    """
+def parse(
+    # what ``py-spy dump --native`` prints: one ``    function (file:line)`` for each frame,
+    # innermost first
+    dump: str,
+) -> tuple[NativeFrame, ...]:
+    """Return the frames of a py-spy dump of a process with one thread, outermost first."""
     lines = re.findall(r"^ {4}(\S.*?) \(([^()]+?)(?::\d+)?\)$", dump, re.M)
     return tuple(NativeFrame(function, file) for function, file in reversed(lines))
 
 
-def explain(now: WorkerLook, frames: Sequence[NativeFrame] = ()) -> Finding:
-    """Name the deadlock of a worker for which it is proven.
-
-    Args:
-        now: The last look at it.
-        frames: Its stack, outermost first; empty if it cannot be seen.
-    """
+def explain(
+    now: WorkerLook,  # the last look at it
+    frames: Sequence[NativeFrame] = (),  # its stack, outermost first; empty if it cannot be seen
+) -> Finding:
+    """Name the deadlock of a worker for which it is proven."""
     worker, host = now.worker, f" ({now.host})" if now.host else ""
     reached = (
         "in torch's worker loop, before the dataset"
@@ -183,12 +177,10 @@ def _library(frames: Sequence[NativeFrame]) -> str:
     return next((frame.file for frame in reversed(native) if not _C_LIBRARY.match(frame.file)), "")
 
 
-def warn_of_forks(rank: int) -> Notice:
-    """Return the notice that this Python may deadlock in a fork, if loops fork their workers.
-
-    Args:
-        rank: One whose loader has forked its workers a second time.
-    """
+def warn_of_forks(
+    rank: int,  # one whose loader has forked its workers a second time
+) -> Notice:
+    """Return the notice that this Python may deadlock in a fork, if loops fork their workers."""
     return Notice(
         f"{python_fork.this()} can deadlock in a fork ({python_fork.ISSUE}), and rank {rank} forks"
         " its DataLoader workers again for every loop",

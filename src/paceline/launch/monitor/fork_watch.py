@@ -26,19 +26,14 @@ _FRAMES_S = 3.0
 
 
 class ForkWatch:
-    """Watch the workers of the ranks of one attempt.
-
-    Args:
-        group: The ranks of this node.
-        counters: Their counters.
-        inform: Prints a notice; None where another node or attempt prints it.
-    """
+    """Watch the workers of the ranks of one attempt."""
 
     def __init__(
         self,
-        group: WatchedRanks,
-        counters: SharedCounters,
+        group: WatchedRanks,  # the ranks of this node
+        counters: SharedCounters,  # their counters
         *,
+        # prints a notice; None where another node or attempt prints it
         inform: Callable[[Notice], None] | None = None,
     ) -> None:
         self._group, self._counters, self._inform = group, counters, inform

@@ -34,13 +34,12 @@ SAME_SIZE = (
 _USUAL_STEPS = 10  # a rank without progress for this many usual steps gets a notice
 
 
-def limit_s(requested_s: float | None, *, step_s: float) -> float:
-    """Return the time without progress after which a rank that others wait for is reported.
-
-    Args:
-        requested_s: ``--hang-timeout``, None if it was not given.
-        step_s: Usual time of a step, 0 if unknown.
-    """
+def limit_s(
+    requested_s: float | None,  # ``--hang-timeout``, None if it was not given
+    *,
+    step_s: float,  # usual time of a step, 0 if unknown
+) -> float:
+    """Return the time without progress after which a rank that others wait for is reported."""
     if requested_s is not None:
         return requested_s
     return max(deadlines.scaled(deadlines.HANG_NOTICE), _USUAL_STEPS * step_s)
@@ -61,20 +60,15 @@ def hangs(positions: Sequence[Position]) -> bool:
 
 
 def judge(
-    positions: Sequence[Position],
+    positions: Sequence[Position],  # positions of all ranks that answered, at the same moment
     *,
-    uneven: Finding | None = None,
+    uneven: Finding | None = None,  # the finding about uneven numbers of batches, if there is one
+    # no rank waits: a collective failed because the ranks sent data that did not match
     broken: bool = False,
+    # the timeout of the process group, if it has ended the wait; else 0
     ended_after_s: float = 0.0,
 ) -> Finding | None:
-    """Return the likely cause of a hang; None if the positions do not show it.
-
-    Args:
-        positions: Positions of all ranks that answered, at the same moment.
-        uneven: The finding about uneven numbers of batches, if there is one.
-        broken: No rank waits: a collective failed because the ranks sent data that did not match.
-        ended_after_s: The timeout of the process group, if it has ended the wait; else 0.
-    """
+    """Return the likely cause of a hang; None if the positions do not show it."""
     living = [position for position in positions if not position.ended]
     waiting = [position for position in living if position.waits]
     absent = [position for position in living if not position.waits]
@@ -105,15 +99,12 @@ def _judge_waiting(
 
 
 def judge_proven(
-    positions: Sequence[Position], proof: HangProof, *, uneven: Finding | None = None
+    positions: Sequence[Position],  # positions of all ranks
+    proof: HangProof,  # the ranks that can never continue, and their calls
+    *,
+    uneven: Finding | None = None,  # the finding about uneven numbers of batches, if there is one
 ) -> Finding:
-    """Return the cause of a hang that is proven.
-
-    Args:
-        positions: Positions of all ranks.
-        proof: The ranks that can never continue, and their calls.
-        uneven: The finding about uneven numbers of batches, if there is one.
-    """
+    """Return the cause of a hang that is proven."""
     stuck = [position for position in positions if position.rank in proof.ranks]
     finding = judge(stuck, uneven=uneven)
     calls = _calls(proof.calls)

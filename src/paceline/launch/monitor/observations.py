@@ -41,20 +41,19 @@ class Pace:
 
 
 def same_data(
-    hashes: Sequence[int], works: Sequence[int], *, world_size: int, indices: int
+    # hashes of each rank's first indices and samples, 0 for a rank without one; ranks of a node
+    # that share a hash may have one entry
+    hashes: Sequence[int],
+    # hashes of each rank's losses, local gradients and parameters in a few steps, likewise
+    works: Sequence[int],
+    *,
+    world_size: int,  # number of ranks
+    indices: int,  # how many indices are in a hash
 ) -> Finding | None:
     """Return a finding if all ranks train on the same samples and compute the same from them.
 
     Reading the same samples alone is not an error: ranks may take slices of them, split a model, or
     augment them.
-
-    Args:
-        hashes: Hashes of each rank's first indices and samples, 0 for a rank without one; ranks of
-            a node that share a hash may have one entry.
-        works: Hashes of each rank's losses, local gradients and parameters in a few steps,
-            likewise.
-        world_size: Number of ranks.
-        indices: How many indices are in a hash.
     """
     if world_size < 2 or not _all_alike(hashes) or not _all_alike(works):
         return None
@@ -83,13 +82,12 @@ def _all_alike(hashes: Sequence[int]) -> bool:
     return len(set(hashes)) == 1 and hashes[0] != 0
 
 
-def same_order(repeats: Mapping[int, tuple[int, int]]) -> Finding | None:
-    """Return a finding if the order of the samples is the same in two epochs.
-
-    Args:
-        repeats: For each rank that saw an order twice: the number of the loop that repeated the
-            order of the previous one, and how many indices were compared.
-    """
+def same_order(
+    # for each rank that saw an order twice: the number of the loop that repeated the order of the
+    # previous one, and how many indices were compared
+    repeats: Mapping[int, tuple[int, int]],
+) -> Finding | None:
+    """Return a finding if the order of the samples is the same in two epochs."""
     if not repeats:
         return None
     loop, indices = min(repeats.values())
@@ -112,14 +110,13 @@ def same_order(repeats: Mapping[int, tuple[int, int]]) -> Finding | None:
     )
 
 
-def padded(dataset_length: int, padded_length: int, *, world_size: int) -> Finding | None:
-    """Return a finding if an evaluation scores some samples twice.
-
-    Args:
-        dataset_length: Samples of the dataset, 0 if no such evaluation was seen.
-        padded_length: Samples of all ranks together.
-        world_size: Ranks.
-    """
+def padded(
+    dataset_length: int,  # samples of the dataset, 0 if no such evaluation was seen
+    padded_length: int,  # samples of all ranks together
+    *,
+    world_size: int,  # ranks
+) -> Finding | None:
+    """Return a finding if an evaluation scores some samples twice."""
     if not 0 < dataset_length < padded_length:
         return None
     repeated = padded_length - dataset_length
@@ -144,12 +141,10 @@ def padded(dataset_length: int, padded_length: int, *, world_size: int) -> Findi
     )
 
 
-def not_a_number(names: Mapping[int, str]) -> Finding | None:
-    """Return a finding if ranks have succeeded although their parameters contain NaN.
-
-    Args:
-        names: For each such rank, the first parameter that contains a NaN.
-    """
+def not_a_number(
+    names: Mapping[int, str],  # for each such rank, the first parameter that contains a NaN
+) -> Finding | None:
+    """Return a finding if ranks have succeeded although their parameters contain NaN."""
     if not names:
         return None
     rank = min(names)
@@ -170,13 +165,11 @@ def not_a_number(names: Mapping[int, str]) -> Finding | None:
     )
 
 
-def uneven(counters: Sequence[Mapping[str, Any]]) -> Finding | None:
-    """Return a finding if ranks have different numbers of batches when they hang or fail.
-
-    Args:
-        counters: ``rank, loops, loop_batches, first_loop_batches, open_batches, loop_length`` of
-            every rank.
-    """
+def uneven(
+    # ``rank, loops, loop_batches, first_loop_batches, open_batches, loop_length`` of every rank
+    counters: Sequence[Mapping[str, Any]],
+) -> Finding | None:
+    """Return a finding if ranks have different numbers of batches when they hang or fail."""
     furthest = max((entry["loops"] for entry in counters), default=0)
     ended = {
         entry["rank"]: entry["loop_batches"] for entry in counters if entry["loops"] == furthest
@@ -194,16 +187,12 @@ def uneven(counters: Sequence[Mapping[str, Any]]) -> Finding | None:
 
 
 def _uneven_open(
-    ended: Mapping[int, int], behind: Mapping[int, int], lengths: Mapping[int, int], loop: int
+    ended: Mapping[int, int],
+    behind: Mapping[int, int],  # batches so far of the ranks that are still in it
+    lengths: Mapping[int, int],  # length of the loader of the ranks that are still in it
+    loop: int,  # number of the loop
 ) -> Finding | None:
-    """Return a finding if ranks are still in a loop that others have ended with fewer batches.
-
-    Args:
-        ended: Batches of the ranks that have ended the loop.
-        behind: Batches so far of the ranks that are still in it.
-        lengths: Length of the loader of the ranks that are still in it.
-        loop: Number of the loop.
-    """
+    """Return a finding if ranks are still in a loop that others have ended with fewer batches."""
     most = max(ended.values())
     least = min(behind.values())
     if least > most:
@@ -258,12 +247,11 @@ def slowest(paces: Sequence[Pace]) -> Pace | None:
     return slow if enough and slow.own_s > SLOWER * others else None
 
 
-def straggler(windows: Sequence[Sequence[Pace]]) -> Finding | None:
-    """Return a finding if one host delays the others.
-
-    Args:
-        windows: The paces of all nodes in each window of time, oldest first.
-    """
+def straggler(
+    # the paces of all nodes in each window of time, oldest first
+    windows: Sequence[Sequence[Pace]],
+) -> Finding | None:
+    """Return a finding if one host delays the others."""
     last = windows[-WINDOWS:]
     slow_paces = [slowest(paces) for paces in last]
     slow_nodes = {pace.node if pace else None for pace in slow_paces}

@@ -36,24 +36,16 @@ _SETTLE_LOOKS = 4
 
 
 class Observer:
-    """Observe the ranks of one attempt.
-
-    Args:
-        group: The ranks of this node.
-        counters: Their counters.
-        channel: Channel to the other nodes, None if there are none.
-        run_dir: The run folder.
-        notice: Prints a warning.
-    """
+    """Observe the ranks of one attempt."""
 
     def __init__(
         self,
-        group: WatchedRanks,
-        counters: SharedCounters,
-        channel: ControlChannel | None,
+        group: WatchedRanks,  # the ranks of this node
+        counters: SharedCounters,  # their counters
+        channel: ControlChannel | None,  # channel to the other nodes, None if there are none
         *,
-        run_dir: RunDir,
-        notice: Callable[[Finding], None],
+        run_dir: RunDir,  # the run folder
+        notice: Callable[[Finding], None],  # prints a warning
     ) -> None:
         self._group, self._counters, self._channel = group, counters, channel
         self._run_dir, self._notice = run_dir, notice
@@ -313,13 +305,12 @@ class _Pace:
         return self._window
 
 
-def _mean_per_step(pairs: Sequence[tuple[Counters, Counters]], name: str) -> float:
-    """Return the mean increase of a counter per step, over the ranks.
-
-    Args:
-        pairs: The counters of each rank at the start and at the end of a window.
-        name: Name of the counter, in seconds.
-    """
+def _mean_per_step(
+    # the counters of each rank at the start and at the end of a window
+    pairs: Sequence[tuple[Counters, Counters]],
+    name: str,  # name of the counter, in seconds
+) -> float:
+    """Return the mean increase of a counter per step, over the ranks."""
     return fmean(
         (getattr(new, name) - getattr(old, name)) / (new.steps - old.steps) for old, new in pairs
     )

@@ -210,14 +210,13 @@ def _cut(code: str) -> str:
     return code if len(code) <= _SHOWN else f"{code[: _SHOWN - 1]}…"
 
 
-def classify(frames: Sequence[Frame]) -> tuple[str, str]:
+def classify(
+    frames: Sequence[Frame],  # outermost first
+) -> tuple[str, str]:
     """Return the kind of place that a stack shows, and words for it.
 
     Only frames that the user's innermost line has called count, because torch's forward and
     backward run the user's code too. A dataset is the exception: its loader calls it.
-
-    Args:
-        frames: Outermost first.
     """
     called = True  # from the inside out: no frame of the user's code has come yet
     for frame in reversed(frames):
@@ -238,14 +237,13 @@ def shown_path(path: str) -> str:
     return path if relative.startswith("..") else relative
 
 
-def parse(dump: str) -> tuple[tuple[str, int, str], ...]:
+def parse(
+    dump: str,  # one dump of all threads by faulthandler
+) -> tuple[tuple[str, int, str], ...]:
     """Return ``(file, line, function)`` of the main thread, outermost first.
 
     After a signal to the process the main thread is the current thread. After a crash in a
     library's thread it is the thread that no other thread has started.
-
-    Args:
-        dump: One dump of all threads by faulthandler.
     """
     threads = re.split(r"^(?=Thread |Current thread )", dump, flags=re.M)
     stacks = [(text, re.findall(r'File "(.+?)", line (\d+) in (\S+)', text)) for text in threads]

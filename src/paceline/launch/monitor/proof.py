@@ -23,8 +23,7 @@ thread has not run in between, and no bytes have moved on its sockets.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 # Operations in which every rank sends as many elements as the others.
 _SAME_SIZE = ("all_reduce", "broadcast", "reduce")
@@ -123,18 +122,6 @@ class Stand:
         ]
         return calls[0] if len(calls) == 1 else None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the stand as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Stand:
-        """Return the stand that ``to_json`` converted."""
-        calls = {
-            name: tuple(Call(**call) for call in values[name]) for name in ("pending", "recent")
-        }
-        return cls(**{**values, **calls, "destroyed": tuple(values["destroyed"])})
-
 
 @dataclass(frozen=True)
 class HangProof:
@@ -146,12 +133,10 @@ class HangProof:
     destroyed: frozenset[int] = frozenset()  # ranks that have destroyed the group of the others
 
 
-def find(stands: Iterable[Stand]) -> HangProof | None:
-    """Return a proof that ranks can never continue, None if there is none.
-
-    Args:
-        stands: All ranks of the run.
-    """
+def find(
+    stands: Iterable[Stand],  # all ranks of the run
+) -> HangProof | None:
+    """Return a proof that ranks can never continue, None if there is none."""
     by_rank = {stand.rank: stand for stand in stands}
     return _mismatch(by_rank) or _cycle(by_rank) or _ended(by_rank)
 

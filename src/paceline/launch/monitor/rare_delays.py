@@ -60,12 +60,10 @@ class _LongStep:
     excess_ns: float  # by how much longer than the median it takes
 
 
-def find(steps: Mapping[int, Step]) -> list[RareDelay]:
-    """Return the delays that the usual step leaves out, that of the largest share first.
-
-    Args:
-        steps: Steps of all ranks by number: durations by rank.
-    """
+def find(
+    steps: Mapping[int, Step],  # steps of all ranks by number: durations by rank
+) -> list[RareDelay]:
+    """Return the delays that the usual step leaves out, that of the largest share first."""
     if len(steps) < _LEAST_TIMES:
         return []
     times_ns = {number: max(map(sum, step.values())) for number, step in sorted(steps.items())}

@@ -18,12 +18,10 @@ DEFAULT = "localhost:28028"
 _ANSWER_S = 3.0  # RAS itself waits for peers that do not answer, five seconds at most
 
 
-def ask(address: str) -> str:
-    """Return the report; empty if nothing answers.
-
-    Args:
-        address: ``HOST:PORT``, the value of ``NCCL_RAS_ADDR``.
-    """
+def ask(
+    address: str,  # ``HOST:PORT``, the value of ``NCCL_RAS_ADDR``
+) -> str:
+    """Return the report; empty if nothing answers."""
     host, port = split_endpoint(address, 28028)
     parts = []
     deadline = time.monotonic() + _ANSWER_S
@@ -41,12 +39,10 @@ def ask(address: str) -> str:
     return b"".join(parts).decode(errors="replace")
 
 
-def notable(report: str) -> list[str]:
-    """Return the first lines of the report's errors, or else of its warnings; two at most.
-
-    Args:
-        report: As ``ask`` returned it.
-    """
+def notable(
+    report: str,  # as ``ask`` returned it
+) -> list[str]:
+    """Return the first lines of the report's errors, or else of its warnings; two at most."""
     for section in ("Errors", "Warnings"):
         match = re.search(rf"^{section}\n=+\n(.*?)(?:\n\n|\Z)", report, flags=re.M | re.S)
         section_lines = match[1].splitlines() if match else []

@@ -47,27 +47,18 @@ _Steps = Mapping[int, Mapping[int, Durations]]
 
 
 class SpeedLog:
-    """Describes the ranks of one attempt of this node, and at node 0 those of all nodes.
-
-    Args:
-        group: The ranks of this node.
-        counters: Their counters.
-        timed: Their timed steps.
-        channel: Channel to the other nodes, None if there are none.
-        run_dir: The run folder.
-        with_gpus: Whether the ranks use GPUs.
-        notice: Called at node 0, from ``tick``, with what the descriptions show.
-    """
+    """Describes the ranks of one attempt of this node, and at node 0 those of all nodes."""
 
     def __init__(
         self,
-        group: WatchedRanks,
-        counters: SharedCounters,
-        timed: TimedSteps,
-        channel: ControlChannel | None,
+        group: WatchedRanks,  # the ranks of this node
+        counters: SharedCounters,  # their counters
+        timed: TimedSteps,  # their timed steps
+        channel: ControlChannel | None,  # channel to the other nodes, None if there are none
         *,
-        run_dir: RunDir,
-        with_gpus: bool,
+        run_dir: RunDir,  # the run folder
+        with_gpus: bool,  # whether the ranks use GPUs
+        # called at node 0, from ``tick``, with what the descriptions show
         notice: Callable[[Finding], None],
     ) -> None:
         self._group, self._counters, self._timed = group, counters, timed

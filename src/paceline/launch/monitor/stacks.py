@@ -68,20 +68,13 @@ class Look:
 
 
 def look(
-    pids: Mapping[int, int],
-    files: Mapping[int, Path],
+    pids: Mapping[int, int],  # process id of each rank, by local rank; all of them alive
+    files: Mapping[int, Path],  # the file that faulthandler writes to, by local rank
     *,
-    quiet: bool = False,
-    leave_out: Collection[int] = (),
+    quiet: bool = False,  # send no signal, and skip DataLoader workers
+    leave_out: Collection[int] = (),  # ports of connections that carry no collectives
 ) -> dict[int, Look]:
-    """Return where ranks are.
-
-    Args:
-        pids: Process id of each rank, by local rank; all of them alive.
-        files: The file that faulthandler writes to, by local rank.
-        quiet: Send no signal, and skip DataLoader workers.
-        leave_out: Ports of connections that carry no collectives.
-    """
+    """Return where ranks are."""
     statuses = {local: processes.status(pid) for local, pid in pids.items()}
     running = {
         local: pid for local, pid in pids.items() if statuses[local].get("State", "")[:1] != "T"
@@ -344,13 +337,11 @@ def _guard(frames: tuple[Frame, ...]) -> str:
     return ""
 
 
-def worker_place(pid: int, read_frame: Callable[[str, int, str], Frame]) -> str:
-    """Return the place of the first worker in the user's code, or else a worker's system call.
-
-    Args:
-        pid: Process id of the rank.
-        read_frame: Creates a frame from file, line and function.
-    """
+def worker_place(
+    pid: int,  # process id of the rank
+    read_frame: Callable[[str, int, str], Frame],  # creates a frame from file, line and function
+) -> str:
+    """Return the place of the first worker in the user's code, or else a worker's system call."""
     import psutil
 
     deadline = time.monotonic() + _WORKERS_S

@@ -90,12 +90,10 @@ class StepTime:
 Step = Mapping[int, Sequence[int]]
 
 
-def account(steps: Iterable[Step]) -> StepTime | None:
-    """Return where the time of these steps went; None with fewer than ``MIN_STEPS``.
-
-    Args:
-        steps: The same steps of all ranks.
-    """
+def account(
+    steps: Iterable[Step],  # the same steps of all ranks
+) -> StepTime | None:
+    """Return where the time of these steps went; None with fewer than ``MIN_STEPS``."""
     all_steps = list(steps)
     usual = without_outliers(all_steps)
     if len(usual) < MIN_STEPS:
@@ -268,13 +266,11 @@ def _over_others(values: Mapping[int, int]) -> dict[int, float]:
     return differences
 
 
-def describe(step_time: StepTime, hosts: Mapping[int, str]) -> dict[str, Any]:
-    """Return where the time of the usual step went, as plain data.
-
-    Args:
-        step_time: The account of the timed steps.
-        hosts: Host of each rank.
-    """
+def describe(
+    step_time: StepTime,  # the account of the timed steps
+    hosts: Mapping[int, str],  # host of each rank
+) -> dict[str, Any]:
+    """Return where the time of the usual step went, as plain data."""
     first_suspects = [
         {**asdict(suspect), "host": hosts.get(suspect.rank, "")}
         for suspect in step_time.suspects[:_MOST_SUSPECTS]

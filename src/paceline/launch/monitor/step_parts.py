@@ -28,14 +28,13 @@ _ANY_RANK_WORDS = {
 LONGER = 1.05
 
 
-def parts(step: Mapping[str, Any], num_ranks: int) -> dict[str, float]:
+def parts(
+    step: Mapping[str, Any],  # what ``stage_times.describe`` returned
+    num_ranks: int,  # number of ranks
+) -> dict[str, float]:
     """Return the seconds of each part, in the order of ``PARTS``; they add up to the step.
 
     A single rank exchanges no gradients: what its backward does last is computation.
-
-    Args:
-        step: What ``stage_times.describe`` returned.
-        num_ranks: Number of ranks.
     """
     stages = step["stages"]
     seconds = {
@@ -53,14 +52,13 @@ def parts(step: Mapping[str, Any], num_ranks: int) -> dict[str, float]:
     return seconds
 
 
-def coarse(step: Mapping[str, Any], num_ranks: int) -> dict[str, float]:
+def coarse(
+    step: Mapping[str, Any],  # what ``stage_times.describe`` returned
+    num_ranks: int,  # number of ranks
+) -> dict[str, float]:
     """Return the seconds of data, compute, other code, communication and waiting.
 
     They add up to the step; a single rank has no communication and no waiting.
-
-    Args:
-        step: What ``stage_times.describe`` returned.
-        num_ranks: Number of ranks.
     """
     fine = parts(step, num_ranks)
     computing = {"compute": sum(fine[stage] for stage in COMPUTE)}
@@ -68,12 +66,10 @@ def coarse(step: Mapping[str, Any], num_ranks: int) -> dict[str, float]:
     return {"data": fine["data"], **computing, **rest}
 
 
-def remarks(step: Mapping[str, Any]) -> list[str]:
-    """Return sentences: the rank that is late, what the usual step leaves out, what is not seen.
-
-    Args:
-        step: What ``rare_delays.describe`` returned.
-    """
+def remarks(
+    step: Mapping[str, Any],  # what ``rare_delays.describe`` returned
+) -> list[str]:
+    """Return sentences: the rank that is late, what the usual step leaves out, what is not seen."""
     sentences = [late_rank(step)] if step["named"] else []
     sentences += [rare_delay(delay) for delay in step.get("rare", ())]
     if not has_loader(step):
@@ -88,12 +84,10 @@ def has_loader(step: Mapping[str, Any]) -> bool:
     return bool(step["stages"]["data"] or step["stages"]["other"])
 
 
-def late_rank(step: Mapping[str, Any]) -> str:
-    """Return the sentence about the rank that is proven to be late.
-
-    Args:
-        step: What ``stage_times.describe`` returned, with a rank under ``named``.
-    """
+def late_rank(
+    step: Mapping[str, Any],  # what ``stage_times.describe`` returned, with a rank under ``named``
+) -> str:
+    """Return the sentence about the rank that is proven to be late."""
     named = step["named"]
     words = STAGE_WORDS[named["stage"]]
     if named["stage"] == "forward" and not has_loader(step):
@@ -104,23 +98,19 @@ def late_rank(step: Mapping[str, Any]) -> str:
     )
 
 
-def usual_and_mean(step: Mapping[str, Any]) -> str:
-    """Return ``34.1 ms``, or ``34.1 ms (mean 49.5 ms)`` if the mean of all steps is longer.
-
-    Args:
-        step: What ``stage_times.describe`` returned, with ``mean`` in seconds.
-    """
+def usual_and_mean(
+    step: Mapping[str, Any],  # what ``stage_times.describe`` returned, with ``mean`` in seconds
+) -> str:
+    """Return ``34.1 ms``, or ``34.1 ms (mean 49.5 ms)`` if the mean of all steps is longer."""
     usual = milliseconds(step["seconds"])
     mean_s = step.get("mean", 0.0)
     return f"{usual} (mean {milliseconds(mean_s)})" if mean_s > LONGER * step["seconds"] else usual
 
 
-def rare_delay(delay: Mapping[str, Any]) -> str:
-    """Return the sentence about steps that take longer than the usual one.
-
-    Args:
-        delay: One of what ``rare_delays.describe`` returned.
-    """
+def rare_delay(
+    delay: Mapping[str, Any],  # one of what ``rare_delays.describe`` returned
+) -> str:
+    """Return the sentence about steps that take longer than the usual one."""
     when = f"in {delay['times']} of {delay['steps']} timed steps"
     if delay["every"]:
         when = f"every {delay['every']} steps"

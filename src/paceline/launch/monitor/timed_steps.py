@@ -22,16 +22,14 @@ Durations = tuple[int, ...]
 
 
 class TimedSteps:
-    """The timed steps of a node's ranks in one attempt.
-
-    Args:
-        counters: The counters of the node's ranks.
-        ranks: Rank by local rank.
-        every_s: Seconds between two looks at the rings.
-    """
+    """The timed steps of a node's ranks in one attempt."""
 
     def __init__(
-        self, counters: SharedCounters, ranks: Mapping[int, int], *, every_s: float = EVERY_S
+        self,
+        counters: SharedCounters,  # the counters of the node's ranks
+        ranks: Mapping[int, int],  # rank by local rank
+        *,
+        every_s: float = EVERY_S,  # seconds between two looks at the rings
     ) -> None:
         self._counters, self._ranks, self._every_s = counters, ranks, every_s
         self._steps: dict[int, dict[int, Durations]] = {}

@@ -57,12 +57,10 @@ def outlived(positions: Sequence[Position]) -> Picture | None:
     return Picture(f"outlived {sorted(ranks)}", notice)
 
 
-def picture(positions: Sequence[Position]) -> Picture | None:
-    """Return the picture of ranks that make no progress; None if they are transferring data.
-
-    Args:
-        positions: Positions of all ranks, for which ``hang.hangs`` is true.
-    """
+def picture(
+    positions: Sequence[Position],  # positions of all ranks, for which ``hang.hangs`` is true
+) -> Picture | None:
+    """Return the picture of ranks that make no progress; None if they are transferring data."""
     seen = _picture(positions)
     died = [f"in rank {each.rank}, {text}" for each in positions for text in each.threads]
     if seen is None or not died:

@@ -50,14 +50,6 @@ class WatchVerdict:
 class Watch:
     """Watch the ranks of one attempt for hangs.
 
-    Args:
-        group: The ranks of this node.
-        channel: Channel to the other nodes, None if there are none.
-        requested_s: ``--hang-timeout``, None if it was not given.
-        give_up: Returns whether the launcher must end and no longer waits for other nodes.
-        inform: Prints a notice.
-        ask_nccl: Returns NCCL's own report of a hang, None where ranks do not use NCCL.
-
     Attributes:
         cause: The cause that a notice has named, as long as no rank has made progress since; None
             otherwise.
@@ -65,12 +57,14 @@ class Watch:
 
     def __init__(
         self,
-        group: WatchedRanks,
-        channel: ControlChannel | None,
+        group: WatchedRanks,  # the ranks of this node
+        channel: ControlChannel | None,  # channel to the other nodes, None if there are none
         *,
-        requested_s: float | None,
+        requested_s: float | None,  # ``--hang-timeout``, None if it was not given
+        # returns whether the launcher must end and no longer waits for other nodes
         give_up: Callable[[], bool],
-        inform: Callable[[Notice], None],
+        inform: Callable[[Notice], None],  # prints a notice
+        # returns NCCL's own report of a hang, None where ranks do not use NCCL
         ask_nccl: Callable[[], list[str]] | None = None,
     ) -> None:
         self._group, self._channel = group, channel
@@ -281,7 +275,7 @@ class Watch:
             "positions": [
                 asdict(self._position(local, looks.get(local), earlier)) for local in ranks
             ],
-            "stands": [self._stand(local, looks.get(local), earlier).to_json() for local in ranks],
+            "stands": [asdict(self._stand(local, looks.get(local), earlier)) for local in ranks],
             "counters": self._group.figures(),
         }
 
@@ -344,7 +338,7 @@ class Watch:
             [values for account in listed for values in account["counters"]]
         )
         proven = proof.find(
-            Stand.from_json(values) for account in listed for values in account["stands"]
+            read_as(Stand, values) for account in listed for values in account["stands"]
         )
         if proven is not None:
             return WatchVerdict(

@@ -85,13 +85,11 @@ def explain_victims(first: RankExit) -> Finding:
     )
 
 
-def explain_loss(lost: tuple[str, ...], losses: Mapping[str, Loss]) -> Finding:
-    """Return the finding about lost nodes.
-
-    Args:
-        lost: The lost nodes, in words.
-        losses: Why they are lost, by the same words.
-    """
+def explain_loss(
+    lost: tuple[str, ...],  # the lost nodes, in words
+    losses: Mapping[str, Loss],  # why they are lost, by the same words
+) -> Finding:
+    """Return the finding about lost nodes."""
     names = ", ".join(lost)
     first = losses.get(lost[0], Loss())
     what = _WHAT_IS_LOST[first.reason].format(names)

@@ -42,22 +42,15 @@ def judge(
 
 
 class SaveWatch:
-    """Looks at the newest checkpoint, and warns once.
-
-    Args:
-        folder: The checkpoints of the run.
-        grace_s: Seconds that ranks have between the signal and SIGKILL.
-        resume_command: The resume command of the run.
-        notice: Prints a warning.
-    """
+    """Looks at the newest checkpoint, and warns once."""
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path,  # the checkpoints of the run
         *,
-        grace_s: int,
-        resume_command: ResumeCommand,
-        notice: Callable[[Finding], None],
+        grace_s: int,  # seconds that ranks have between the signal and SIGKILL
+        resume_command: ResumeCommand,  # the resume command of the run
+        notice: Callable[[Finding], None],  # prints a warning
     ) -> None:
         self._folder, self._grace_s, self._notice = folder, grace_s, notice
         self._resume_command = resume_command

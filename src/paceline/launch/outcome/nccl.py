@@ -14,12 +14,10 @@ _ALGORITHM = re.compile(r"(?:algorithm|Algo) (?P<a>\w+) .*?(?:protocol|proto) (?
 _RINGS = re.compile(r"Connected all (rings|trees)")
 
 
-def summarise(texts: Sequence[str]) -> list[str]:
-    """Return what NCCL chose, as lines to print; a single line if it logged nothing.
-
-    Args:
-        texts: The logs of all ranks, with ``NCCL_DEBUG=INFO``.
-    """
+def summarise(
+    texts: Sequence[str],  # the logs of all ranks, with ``NCCL_DEBUG=INFO``
+) -> list[str]:
+    """Return what NCCL chose, as lines to print; a single line if it logged nothing."""
     lines = [line for text in texts for line in text.splitlines() if "NCCL" in line]
     if not lines:
         return ["NCCL logged nothing: this run did not use it"]

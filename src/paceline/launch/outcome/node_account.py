@@ -50,13 +50,11 @@ class NodeAccount:
         return replace(account, timed_steps=timed_steps.from_json(values["timed_steps"]))
 
 
-def join(accounts: Sequence[NodeAccount], run: Run) -> Run:
-    """Return the account of the whole run.
-
-    Args:
-        accounts: The accounts of all nodes that sent one, by node rank.
-        run: The rest of the run's account: its folder, its lost nodes, its duration.
-    """
+def join(
+    accounts: Sequence[NodeAccount],  # the accounts of all nodes that sent one, by node rank
+    run: Run,  # the rest of the run's account: its folder, its lost nodes, its duration
+) -> Run:
+    """Return the account of the whole run."""
     checkpoints = [account.last for account in accounts if account.last]
     warnings = [finding for account in accounts for finding in account.noticed]
     return replace(

@@ -357,21 +357,15 @@ _APART = (
 
 
 def summarise(
+    # ``rank, host, steps, seconds, data_s, own_s`` of every rank, and ``never_grouped``
     counters: Sequence[Mapping[str, Any]],
     *,
-    seconds: float,
+    seconds: float,  # duration of the whole run
+    # where the time of the usual step went, if enough steps were timed
     step_time: StepTime | None = None,
-    rare: Sequence[RareDelay] = (),
+    rare: Sequence[RareDelay] = (),  # what the usual step leaves out
 ) -> dict[str, Any]:
-    """Return the figures of a run that succeeded.
-
-    Args:
-        counters: ``rank, host, steps, seconds, data_s, own_s`` of every rank, and
-            ``never_grouped``.
-        seconds: Duration of the whole run.
-        step_time: Where the time of the usual step went, if enough steps were timed.
-        rare: What the usual step leaves out.
-    """
+    """Return the figures of a run that succeeded."""
     stepping = [entry for entry in counters if entry["steps"] > 1 and entry["seconds"] > 0]
     summary: dict[str, Any] = {"ranks": len(counters), "seconds": round(seconds, 2), "steps": 0}
     if not stepping:
@@ -396,16 +390,13 @@ def summarise(
 
 
 def render(
-    summary: Mapping[str, Any], *, run_dir: str, script: str = "", hint: Finding | None = None
+    summary: Mapping[str, Any],  # what ``summarise`` returned
+    *,
+    run_dir: str,  # the run folder
+    script: str = "",  # the script with its arguments, to paste; empty if unknown
+    hint: Finding | None = None,  # what most steps waited for; see ``monitor.bottleneck``
 ) -> list[str]:
-    """Return the last lines of a run that succeeded: three to five of them, and a hint.
-
-    Args:
-        summary: What ``summarise`` returned.
-        run_dir: The run folder.
-        script: The script with its arguments, to paste; empty if unknown.
-        hint: What most steps waited for; see ``monitor.bottleneck``.
-    """
+    """Return the last lines of a run that succeeded: three to five of them, and a hint."""
     ranks = f"{summary['ranks']} rank{'s' if summary['ranks'] != 1 else ''}"
     if not summary["steps"]:
         return [
@@ -436,13 +427,11 @@ def _rates(summary: Mapping[str, Any]) -> list[str]:
     return [line]
 
 
-def step_lines(step: Mapping[str, Any], num_ranks: int) -> list[str]:
-    """Return where the time of a step went, and the rank that the others wait for, if proven.
-
-    Args:
-        step: What ``stage_times.describe`` returned.
-        num_ranks: Number of ranks.
-    """
+def step_lines(
+    step: Mapping[str, Any],  # what ``stage_times.describe`` returned
+    num_ranks: int,  # number of ranks
+) -> list[str]:
+    """Return where the time of a step went, and the rank that the others wait for, if proven."""
     named = step["named"]
     words = {"communication": "exposed communication", "waiting": _waiting(named)}
     parts = [

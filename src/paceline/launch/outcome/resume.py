@@ -49,22 +49,14 @@ def plan(
     options: Options,
     *,
     run_dir: str,
-    function: bool,
-    numbered: bool,
+    function: bool,  # whether the run executed a function of a program
+    numbered: bool,  # whether its nodes were given node ranks
     environ: Mapping[str, str],
+    # arguments of sbatch that submit the run again: the script of ``paceline submit``,
+    # after an option that names one element of an array; empty without a script
     submission: Sequence[str] = (),
 ) -> ResumeCommand:
-    """Return how a run is started again.
-
-    Args:
-        options: The options of this launcher.
-        run_dir: The run folder.
-        function: Whether the run executed a function of a program.
-        numbered: Whether its nodes were given node ranks.
-        environ: The environment.
-        submission: Arguments of sbatch that submit the run again: the script of ``paceline
-            submit``, after an option that names one element of an array; empty without a script.
-    """
+    """Return how a run is started again."""
     slurm = bool(environ.get(env.JOB_ID))
     if slurm and submission and not function:
         return ResumeCommand(
@@ -153,14 +145,13 @@ def _lines(label: str, command: ResumeCommand, loop: str) -> list[str]:
     return [line, f"auto-resume: {loop}"] if loop else [line]
 
 
-def describe_short_grace(grace_s: int, command: ResumeCommand, *, needed_s: float = 0.0) -> str:
-    """Return the fix for a grace period that is too short to save: a longer one, at all senders.
-
-    Args:
-        grace_s: The current grace period, in seconds.
-        command: The resume command of the run.
-        needed_s: How long a save takes, in seconds; 0 if it was not measured.
-    """
+def describe_short_grace(
+    grace_s: int,  # the current grace period, in seconds
+    command: ResumeCommand,  # the resume command of the run
+    *,
+    needed_s: float = 0.0,  # how long a save takes, in seconds; 0 if it was not measured
+) -> str:
+    """Return the fix for a grace period that is too short to save: a longer one, at all senders."""
     wanted_s = 30 * math.ceil(2 * needed_s / 30) if needed_s else 2 * grace_s
     longer = max(60, wanted_s)
     if command.submitted:

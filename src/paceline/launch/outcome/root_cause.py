@@ -49,24 +49,16 @@ class Verdict:
 
 
 def judge(
-    ends: Sequence[RankExit],
+    ends: Sequence[RankExit],  # the exits of all ranks, of all nodes that sent an account
     *,
-    lost: Iterable[str] = (),
-    losses: Mapping[str, Loss] = MappingProxyType({}),
-    hang: Finding | None = None,
+    lost: Iterable[str] = (),  # lost hosts, or lost node ranks in words
+    losses: Mapping[str, Loss] = MappingProxyType({}),  # why they are lost, by the same words
+    hang: Finding | None = None,  # why the ranks hung, if they were stopped for a hang
+    # the cause that a notice named for a wait that lasted until the end
     noticed: Finding | None = None,
-    counters: Sequence[Mapping[str, Any]] = (),
+    counters: Sequence[Mapping[str, Any]] = (),  # the counters of every rank, as plain data
 ) -> Verdict:
-    """Return the likely root cause.
-
-    Args:
-        ends: The exits of all ranks, of all nodes that sent an account.
-        lost: Lost hosts, or lost node ranks in words.
-        losses: Why they are lost, by the same words.
-        hang: Why the ranks hung, if they were stopped for a hang.
-        noticed: The cause that a notice named for a wait that lasted until the end.
-        counters: The counters of every rank, as plain data.
-    """
+    """Return the likely root cause."""
     lost = tuple(lost)
     if hang is not None:
         return Verdict(hang, hung=True)

@@ -62,11 +62,9 @@ def error_texts(end: RankExit) -> Sequence[str]:
     return [end.failure.root] if end.failure else end.log_tail
 
 
-def texts_about(end: RankExit, wait: str) -> list[str]:
-    """Return the error texts of a rank that speak of one kind of vain wait for other ranks.
-
-    Args:
-        end: The exit of the rank.
-        wait: The kind, as ``rank_errors.read`` names it.
-    """
+def texts_about(
+    end: RankExit,
+    wait: str,  # the kind, as ``rank_errors.read`` names it
+) -> list[str]:
+    """Return the error texts of a rank that speak of one kind of vain wait for other ranks."""
     return [text for text in error_texts(end) if rank_errors.read(text).wait == wait]

@@ -81,13 +81,11 @@ def _is_environ(node: ast.expr) -> bool:
     )
 
 
-def line_of_setting(frame: types.FrameType | None, is_users: Callable[[str], bool]) -> str:
-    """Return the line of the user's code that sets a variable, empty if it is not the user's.
-
-    Args:
-        frame: The frame in which a listener of ``paceline.env`` is called.
-        is_users: Whether a file is the user's own.
-    """
+def line_of_setting(
+    frame: types.FrameType | None,  # the frame in which a listener of ``paceline.env`` is called
+    is_users: Callable[[str], bool],  # whether a file is the user's own
+) -> str:
+    """Return the line of the user's code that sets a variable, empty if it is not the user's."""
     while frame is not None:
         module, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
         if module not in _MODULES_OF_OS and module != "paceline.env":

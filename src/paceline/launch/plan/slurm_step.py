@@ -214,15 +214,13 @@ def _compare(step: SlurmStep, requested: Mapping[str, object]) -> None:
     low, colon, high = nnodes.partition(":")
     is_range = low.isdigit() and (not colon or high.isdigit())  # the parser refuses anything else
     if is_range and not int(low) <= len(step.nodes) <= int(high or low):
-        raise UsageError(
-            Finding(
-                "torchrun-nnodes-mismatch",
-                f"--nnodes {nnodes}, and Slurm runs this step on {len(step.nodes)} nodes",
-                where=where,
-                fix=(
-                    f"leave --nnodes out, or: #SBATCH --nodes={high or low}; nothing of Slurm's:"
-                    " --no-slurm"
-                ),
+        raise UsageError.of(
+            "torchrun-nnodes-mismatch",
+            f"--nnodes {nnodes}, and Slurm runs this step on {len(step.nodes)} nodes",
+            where=where,
+            fix=(
+                f"leave --nnodes out, or: #SBATCH --nodes={high or low}; nothing of Slurm's:"
+                " --no-slurm"
             ),
         )
     rank = str(requested.get("node_rank") or "")

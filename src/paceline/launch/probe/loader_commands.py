@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 # Number of the command, when the batch was requested and when it came (monotonic clock, ns).
 _RECORD = struct.Struct("@3q")
@@ -39,18 +38,6 @@ class LoaderCommand:
     source: str  # ``WRITTEN``, ``CACHED``, ``CHANGED``, or ``END`` to end the rank
     setting: LoaderSetting | None = None  # the settings to use, for ``CHANGED``
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the command as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> LoaderCommand:
-        """Return the command from the data that ``to_json`` returned."""
-        setting = values["setting"]
-        return cls(
-            values["number"], values["source"], LoaderSetting(**setting) if setting else None
-        )
-
 
 @dataclass(frozen=True)
 class LoaderFacts:
@@ -66,15 +53,6 @@ class LoaderFacts:
     # script
     maker: str = ""
     place: str = ""  # file and line of the script that construct the loader; empty if unknown
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the facts as plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> LoaderFacts:
-        """Return the facts from the data that ``to_json`` returned."""
-        return cls(**{**values, "setting": LoaderSetting(**values["setting"])})
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Protocol
@@ -35,6 +36,7 @@ from paceline.launch.probe.loader_maker import Maker, Makers
 from paceline.launch.probe.orders import parts_of, size_of
 from paceline.machine import accelerator
 from paceline.rundir.files import write_whole
+from paceline.text.plain_data import read_as
 
 _MOST_REQUESTS = 4096  # that are kept, for samplers that yield an epoch only once
 _COPIED_BYTES = 1 << 20  # labels and indices, which a script may change in place
@@ -191,7 +193,7 @@ class LoaderTrials:
         self._loader, self._first_batch, self._last = loader, batch, None
         facts = facts_of(loader, batch)
         self._written_setting = facts.setting
-        write_whole(self._files.facts(self._local_rank), json.dumps(facts.to_json()))
+        write_whole(self._files.facts(self._local_rank), json.dumps(asdict(facts)))
 
     def _look(self) -> None:
         """Follow a new command, if there is one."""
@@ -203,7 +205,7 @@ class LoaderTrials:
         if version == self._version:
             return
         self._version = version
-        self._command = LoaderCommand.from_json(json.loads(self._files.command.read_text()))
+        self._command = read_as(LoaderCommand, json.loads(self._files.command.read_text()))
         self._release()
         if self._command.source == END:
             os._exit(0)

@@ -77,24 +77,16 @@ class _Previous(NamedTuple):
 
 
 class Agent(LocalElasticAgent):
-    """The agent of this node.
-
-    Args:
-        context: What all attempts share.
-        meeting: How this node takes part in the run.
-        folder: The run folder.
-        link: Tells the launcher's main thread how far this node has come.
-        rank_env: Variables for every rank, in addition to torchrun's.
-    """
+    """The agent of this node."""
 
     def __init__(
         self,
-        context: LaunchContext,
-        meeting: NodeMeeting,
-        folder: RunFolder,
-        link: Link,
+        context: LaunchContext,  # what all attempts share
+        meeting: NodeMeeting,  # how this node takes part in the run
+        folder: RunFolder,  # the run folder
+        link: Link,  # tells the launcher's main thread how far this node has come
         *,
-        rank_env: Mapping[str, str],
+        rank_env: Mapping[str, str],  # variables for every rank, in addition to torchrun's
     ) -> None:
         logs = make_logs(context.options, folder.run_dir, first_attempt=folder.first_attempt)
         spec = make_spec(context.options, context.plan, meeting)

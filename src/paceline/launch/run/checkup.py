@@ -34,8 +34,7 @@ Conduct = Callable[[Options, RankTask, Callable[[], None]], Report]
 def run(options: Options, conduct: Conduct) -> int:
     """Check all nodes of a run; return the command's exit status.
 
-    Raises:
-        PacelineError: The given script does not exist, or the run could not be started.
+    Raises PacelineError if the given script does not exist, or the run could not be started.
     """
     if options.script:
         script.read(options)  # it is not run, but a wrong name must be reported
@@ -86,12 +85,11 @@ def _examine(nodes_file: IO[str]) -> None:
     sys.stdout.flush()
 
 
-def join(nodes: Sequence[dict[str, Any]]) -> list[Finding]:
-    """Return the findings of all nodes, errors first; those that several nodes share come once.
-
-    Args:
-        nodes: For each node its ``host`` and the ``findings`` as plain data.
-    """
+def join(
+    # for each node its ``host`` and the ``findings`` as plain data
+    nodes: Sequence[dict[str, Any]],
+) -> list[Finding]:
+    """Return the findings of all nodes, errors first; those that several nodes share come once."""
     hosts: dict[Finding, list[str]] = {}
     for node in nodes:
         for values in node["findings"]:

@@ -45,11 +45,11 @@ class StreamPlan:
 def plan_streams(
     options: Options,
     *,
-    rank: int,
-    local_rank: int,
-    paths: tuple[str, str],
-    prefix: str,
-    filtered: tuple[str, str],
+    rank: int,  # global rank
+    local_rank: int,  # rank on this node
+    paths: tuple[str, str],  # files of stdout and stderr
+    prefix: str,  # prefix of teed lines
+    filtered: tuple[str, str],  # files for filtered lines of stdout and stderr
 ) -> tuple[StreamPlan, StreamPlan]:
     """Decide where a rank's stdout and stderr are copied to.
 
@@ -57,14 +57,6 @@ def plan_streams(
     prefix, and ``--local-ranks-filter`` selects the ranks to show. Unlike torchrun, the console
     shows global rank 0 by default, and every stream has a file. With ``--nccl-debug``, stderr goes
     only to the files.
-
-    Args:
-        options: The options of this launcher.
-        rank: Global rank.
-        local_rank: Rank on this node.
-        paths: Files of stdout and stderr.
-        prefix: Prefix of teed lines.
-        filtered: Files for filtered lines of stdout and stderr.
     """
     selected = local_rank in options.local_ranks_filter if options.local_ranks_filter else None
     plans = []
@@ -115,8 +107,7 @@ class Console:
     def open(self, plans: tuple[StreamPlan, StreamPlan]) -> tuple[int, int]:
         """Return descriptors for a rank's stdout and stderr; the caller closes them afterwards.
 
-        Raises:
-            OSError: No descriptors are left.
+        Raises OSError if no descriptors are left.
         """
         out, err = plans
         one, other = self.out, self.err

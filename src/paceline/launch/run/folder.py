@@ -45,8 +45,7 @@ class RunFolder:
     def own(self, token: str, training: Training, *, say: Callable[[str], None]) -> Notice | None:
         """Become the owner of the run folder for all nodes; return the notice to print, if any.
 
-        Raises:
-            UsageError: The folder belongs to a living run, or to another array element.
+        Raises UsageError if the folder belongs to a living run, or to another array element.
         """
         root = self.run_dir.root
         recorded = identity.read(self.run_dir)
@@ -78,8 +77,7 @@ def find_earlier(
 ) -> Path | None:
     """Return the folder to continue in, as typed or of an earlier start; None for a new run.
 
-    Raises:
-        UsageError: Others own or may write the folder of the earlier start.
+    Raises UsageError if others own or may write the folder of the earlier start.
     """
     if options.run_dir is not None:
         return Path(options.run_dir)
@@ -101,23 +99,15 @@ def new_name(options: Options, training: Training) -> str:
 
 def make(
     options: Options,
-    name: str,
+    name: str,  # name of the folder if ``--run-dir`` is not given
     *,
-    is_new: bool,
-    console: Console,
-    notices: Notices,
+    is_new: bool,  # whether this node chose the name for a new run: then no other run may have it
+    console: Console,  # prints where the folder is, if that is not the usual place
+    notices: Notices,  # prints the reason
 ) -> RunDir:
     """Create the run folder with an absolute path: ranks may change their working directory.
 
-    Args:
-        options: The options of the run.
-        name: Name of the folder if ``--run-dir`` is not given.
-        is_new: Whether this node chose the name for a new run: then no other run may have it.
-        console: Prints where the folder is, if that is not the usual place.
-        notices: Prints the reason.
-
-    Raises:
-        SetupError: The folder cannot be created, or another run has it.
+    Raises SetupError if the folder cannot be created, or another run has it.
     """
     if options.run_dir is not None:
         named = RunDir(Path(options.run_dir).absolute())

@@ -84,8 +84,7 @@ class ForkServer:
     def messages(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return the messages of the fork server; wait up to ``timeout_s`` for the first one.
 
-        Raises:
-            EOFError: The fork server is gone.
+        Raises EOFError if the fork server is gone.
         """
         if not select.select([self._link], [], [], max(0.0, timeout_s))[0]:
             return []

@@ -69,22 +69,15 @@ class Launcher:
     It owns the channel to the other nodes, the results of its ranks, and the report. The node works
     in a separate thread. The main thread handles signals and watches the node, so that no wait
     inside torch can block signals.
-
-    Args:
-        options: The options of the run.
-        plan: The plan of the run.
-        task: The task of every rank.
-        server: The fork server.
-        handle: Descriptor of the counters' memory; -1 without the probe.
     """
 
     def __init__(
         self,
-        options: Options,
-        plan: Plan,
-        task: RankTask,
-        server: fork_server.ForkServer,
-        handle: int,
+        options: Options,  # the options of the run
+        plan: Plan,  # the plan of the run
+        task: RankTask,  # the task of every rank
+        server: fork_server.ForkServer,  # the fork server
+        handle: int,  # descriptor of the counters' memory; -1 without the probe
     ) -> None:
         self._options = options
         self._plan = plan

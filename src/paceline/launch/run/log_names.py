@@ -59,9 +59,8 @@ class TorchLogs(DefaultLogsSpecs):
 def make_logs(options: Options, run_dir: RunDir, *, first_attempt: int = 0) -> LogsSpecs:
     """Return the provider of log file names: torch's if its options are given, else ours.
 
-    Raises:
-        UsageError: ``--logs-specs`` does not name an entry point.
-        SetupError: The folder of ``--log-dir`` is not writable.
+    Raises UsageError if ``--logs-specs`` does not name an entry point. Raises SetupError if the
+    folder of ``--log-dir`` is not writable.
     """
     if options.logs_specs is not None:
         return _plugin_logs(options)

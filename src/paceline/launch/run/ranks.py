@@ -364,12 +364,11 @@ class RankGroup(PContext):
             with contextlib.suppress(OSError), open(self.attempt.log_paths[local], "ab") as log:
                 log.write("".join(texts).encode("utf-8", "backslashreplace"))
 
-    def unprinted(self, blamed: str) -> Iterator[str]:
-        """Yield for the console what ranks that it shows have left to the launcher to print.
-
-        Args:
-            blamed: What they follow from: a line is enough. If it is empty, all of it is needed.
-        """
+    def unprinted(
+        self,
+        blamed: str,  # what they follow from: a line is enough. If it is empty, all of it is needed
+    ) -> Iterator[str]:
+        """Yield for the console what ranks that it shows have left to the launcher to print."""
         ends = [end for end in self.ends() if end.rank in self._shown]
         for rank, failure, log in ((end.rank, end.failure, end.log) for end in ends):
             if failure is None or not failure.unprinted:

@@ -37,13 +37,12 @@ class RepeatPolicy:
         self._first_s: float | None = None
         self._serious_s: float | None = None
 
-    def record(self, name: str, now_s: float) -> bool:
-        """Record a request to end, the first or a repeated one; True if ranks must end at once.
-
-        Args:
-            name: Name of the signal; empty for the launcher's own clock.
-            now_s: When it came, in seconds.
-        """
+    def record(
+        self,
+        name: str,  # name of the signal; empty for the launcher's own clock
+        now_s: float,  # when it came, in seconds
+    ) -> bool:
+        """Record a request to end, the first or a repeated one; True if ranks must end at once."""
         before = self._first_s if name == "SIGINT" else self._serious_s
         self._first_s = now_s if self._first_s is None else self._first_s
         if not name or name in NOTICES:

@@ -31,15 +31,13 @@ if TYPE_CHECKING:
     from paceline.launch.outcome.report import Report
 
 
-def configure(options: Options, source: str) -> AccelerateChoice:
+def configure(
+    options: Options,
+    source: str,  # text of the script; empty if there is none to read
+) -> AccelerateChoice:
     """Set the variables of this run's configuration, for this process and all ranks.
 
-    Args:
-        options: The options of this launcher.
-        source: Text of the script; empty if there is none to read.
-
-    Raises:
-        PacelineError: A configuration was named but cannot be used.
+    Raises PacelineError if a configuration was named but cannot be used.
     """
     configuration = _choose(options, source, env.snapshot())
     env.update(configuration.environment)

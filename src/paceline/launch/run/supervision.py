@@ -30,24 +30,16 @@ _LEFT_ALONE_S = 5.0
 
 
 class Supervision:
-    """The ranks of one attempt, and all that watches them while they run.
-
-    Args:
-        context: What all attempts share.
-        ranks: The ranks of this node.
-        run_dir: The run folder.
-        saves: Watches the checkpoints; None if another node does.
-        is_first: Whether to print what all nodes and attempts would print alike.
-    """
+    """The ranks of one attempt, and all that watches them while they run."""
 
     def __init__(
         self,
-        context: LaunchContext,
-        ranks: RankGroup,
+        context: LaunchContext,  # what all attempts share
+        ranks: RankGroup,  # the ranks of this node
         *,
-        run_dir: RunDir,
-        saves: SaveWatch | None,
-        is_first: bool,
+        run_dir: RunDir,  # the run folder
+        saves: SaveWatch | None,  # watches the checkpoints; None if another node does
+        is_first: bool,  # whether to print what all nodes and attempts would print alike
     ) -> None:
         self._context = context
         self._is_first = is_first

@@ -28,15 +28,14 @@ _TRIALS = f"trials/*/{_EVENTS}"
 _SOFTWARE = {"python": "Python", "torch_cuda": "CUDA of torch", "nccl": "NCCL"}
 
 
-def collect(names: Sequence[str]) -> list[ReportedRun]:
+def collect(
+    # run folders or sweeps, or names of such in ``paceline-runs``. Of a sweep, all elements that
+    # have started; of a verify, its trials
+    names: Sequence[str],
+) -> list[ReportedRun]:
     """Return the runs that a user names; without names the latest one.
 
-    Args:
-        names: Run folders or sweeps, or names of such in ``paceline-runs``. Of a sweep, all
-            elements that have started; of a verify, its trials.
-
-    Raises:
-        SetupError: A folder does not exist, or there is nothing of a run in it.
+    Raises SetupError if a folder does not exist, or there is nothing of a run in it.
     """
     if not names:
         what = "no run in paceline-runs has been started"
@@ -75,8 +74,7 @@ def _no_run(what: str) -> Finding:
 def read(run_dir: RunDir) -> ReportedRun:
     """Return what the folder of a run says.
 
-    Raises:
-        SetupError: There is nothing of a run in it.
+    Raises SetupError if there is nothing of a run in it.
     """
     records, event_notes = _events(run_dir.root)
     history = events.history_of(records)

@@ -38,27 +38,22 @@ ONE, SEVERAL = "report.html", "comparison.html"
 
 
 def report(
-    names: Sequence[str],
+    names: Sequence[str],  # run folders or sweeps, or their names; without one the latest run
     *,
+    # the page; None for ``report.html`` in the folder of the run, and ``comparison.html``
+    # in that of the sweep, or of the first of several runs
     output: Path | None,
-    as_text: bool,
-    as_json: bool,
+    as_text: bool,  # whether only the text is wanted
+    as_json: bool,  # whether only data for a program are wanted
+    # share by which the second of two runs may be slower (``regression.SPEED``), or its
+    # loss higher (``regression.LOSS``); empty if nothing is compared
     most_grown: Mapping[str, float],
 ) -> int:
     """Print the report of some runs, and write its page; return the exit status.
 
-    Args:
-        names: Run folders or sweeps, or their names; without one the latest run.
-        output: The page; None for ``report.html`` in the folder of the run, and
-            ``comparison.html`` in that of the sweep, or of the first of several runs.
-        as_text: Whether only the text is wanted.
-        as_json: Whether only data for a program are wanted.
-        most_grown: Share by which the second of two runs may be slower (``regression.SPEED``), or
-            its loss higher (``regression.LOSS``); empty if nothing is compared.
-
-    Raises:
-        UsageError: A page is wanted, and not; other than two runs are to be compared.
-        SetupError: There is nothing to report, a package is missing, or the page cannot be written.
+    Raises UsageError if a page is named and not wanted, or other than two runs are to be compared,
+    and SetupError if there is nothing to report, a package is missing, or the page cannot be
+    written.
     """
     if output is not None and (as_text or as_json):
         option = "--text" if as_text else "--json"
@@ -116,13 +111,12 @@ def _exit_status(findings: Sequence[Finding]) -> int:
     return EXIT_MISUSE if findings else EXIT_OK
 
 
-def _default_page(runs: Sequence[ReportedRun], *, is_one: bool) -> Path:
-    """Return where a page is written if the user does not say it.
-
-    Args:
-        runs: The runs.
-        is_one: Whether the user has named one folder; several runs are those in it.
-    """
+def _default_page(
+    runs: Sequence[ReportedRun],
+    *,
+    is_one: bool,  # whether the user has named one folder; several runs are those in it
+) -> Path:
+    """Return where a page is written if the user does not say it."""
     folder = Path(runs[0].folder)
     if len(runs) == 1:
         return folder / ONE
@@ -132,8 +126,7 @@ def _default_page(runs: Sequence[ReportedRun], *, is_one: bool) -> Path:
 def write(path: Path, html: str) -> None:
     """Write a page.
 
-    Raises:
-        SetupError: The folder does not exist or cannot be written.
+    Raises SetupError if the folder does not exist or cannot be written.
     """
     try:
         files.write_whole(path, html)
@@ -200,14 +193,13 @@ def require() -> None:
         )
 
 
-def render(runs: Sequence[ReportedRun], *, text: str, now_s: float) -> str:
-    """Return the page.
-
-    Args:
-        runs: The runs, at least one.
-        text: The report as text, for browsers without JavaScript.
-        now_s: The time, in seconds since the epoch.
-    """
+def render(
+    runs: Sequence[ReportedRun],  # the runs, at least one
+    *,
+    text: str,  # the report as text, for browsers without JavaScript
+    now_s: float,  # the time, in seconds since the epoch
+) -> str:
+    """Return the page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs

@@ -189,13 +189,11 @@ def _tick_text(tick: float) -> str:
     return f"{tick:,g}"
 
 
-def log_ticks(low: float, high: float) -> list[float]:
-    """Return values to mark on a logarithmic axis: powers of ten, with 2 and 5 of each if few.
-
-    Args:
-        low: Exponent of the axis' lower end.
-        high: Exponent of its upper end.
-    """
+def log_ticks(
+    low: float,  # exponent of the axis' lower end
+    high: float,  # exponent of its upper end
+) -> list[float]:
+    """Return values to mark on a logarithmic axis: powers of ten, with 2 and 5 of each if few."""
     exponents = range(math.floor(low), math.ceil(high) + 1)
     every = max(1, round((high - low) / _MOST_DECADES))
     factors = (1, 2, 5) if high - low <= _FEW_DECADES else (1,)
@@ -272,17 +270,14 @@ def _pixel(value: float, axis: Axis, y_range: tuple[float, float]) -> float:
 
 
 def spread(
-    pixels: Sequence[float], gap: float = _LABEL_GAP, height: float = _HEIGHT - _TOP - _BOTTOM
+    pixels: Sequence[float],  # heights above the lower end of the plot, in pixels
+    gap: float = _LABEL_GAP,  # the least distance of two
+    height: float = _HEIGHT - _TOP - _BOTTOM,  # height of the plot; enough for all of them
 ) -> list[float]:
     """Return heights at least ``gap`` apart, near the given ones and in the same order.
 
     Heights that are too close are moved apart from their middle, and not beyond the plot, where the
     horizontal axis and the buttons are.
-
-    Args:
-        pixels: Heights above the lower end of the plot, in pixels.
-        gap: The least distance of two.
-        height: Height of the plot; enough for all of them.
     """
     order = sorted(range(len(pixels)), key=lambda place: pixels[place])
     groups: list[list[float]] = []  # middle and number of labels that touch each other

@@ -53,9 +53,7 @@ def finite(value: Any) -> float:
 def positive(value: Any) -> float:
     """Return a number above 0.
 
-    Raises:
-        ValueError: It is 0, negative, infinite or NaN.
-        TypeError: It is not a number.
+    Raises ValueError if it is 0, negative, infinite or NaN. Raises TypeError if it is not a number.
     """
     number = finite(value)
     if number <= 0:
@@ -104,13 +102,11 @@ def _point(line: bytes, num_ranks: int) -> SpeedPoint | None:
         return None
 
 
-def split_of(step: Mapping[str, Any] | None, num_ranks: int) -> StepSplit | None:
-    """Return the split of a step that a launcher described; None if there is none. Pure.
-
-    Args:
-        step: What ``stage_times.describe`` returned.
-        num_ranks: Number of ranks.
-    """
+def split_of(
+    step: Mapping[str, Any] | None,  # what ``stage_times.describe`` returned
+    num_ranks: int,  # number of ranks
+) -> StepSplit | None:
+    """Return the split of a step that a launcher described; None if there is none. Pure."""
     try:
         if not step:
             return None
@@ -191,9 +187,8 @@ def _read(
 def parse_bench(values: Mapping[str, Any]) -> BenchFacts:
     """Return a bench from its JSON. Pure.
 
-    Raises:
-        ValueError: The version is unknown, or a time is not a positive number.
-        KeyError: A field is missing.
+    Raises ValueError if the version is unknown, or a time is not a positive number. Raises KeyError
+    if a field is missing.
     """
     bench = BenchFile.from_json(values)
     network = bench.network or {"points": []}
@@ -235,8 +230,7 @@ def _network_point(values: Mapping[str, Any]) -> NetworkPoint:
 def parse_forecast(values: Mapping[str, Any]) -> ForecastFacts:
     """Return a forecast from its JSON. Pure.
 
-    Raises:
-        KeyError: A field is missing.
+    Raises KeyError if a field is missing.
     """
     points = [
         ForecastPoint(

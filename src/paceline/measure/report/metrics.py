@@ -41,17 +41,16 @@ def _of_table(path: Path, notes: list[str]) -> Numbers:
         return {}
 
 
-def parse(lines: Iterable[str]) -> Numbers:
+def parse(
+    # a header with ``step`` as the first column, and a row for each call of ``log``
+    lines: Iterable[str],
+) -> Numbers:
     """Return the numbers of a table by name and step. Pure.
 
     A run that resumes repeats the steps after its checkpoint, and the last row of a step belongs to
     the weights that were kept. Cells that are not numbers are left out.
 
-    Args:
-        lines: A header with ``step`` as the first column, and a row for each call of ``log``.
-
-    Raises:
-        csv.Error: The text is not a table.
+    Raises csv.Error if the text is not a table.
     """
     rows = csv.reader(lines)
     header = next(rows, [])

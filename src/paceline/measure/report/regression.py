@@ -85,14 +85,13 @@ def _why_unknown(values: Sequence[Sequence[float]], unit: str) -> str:
     return ""
 
 
-def judge(comparison: RunComparison, most: float, *, runs: tuple[str, str]) -> Finding | None:
-    """Return the finding that a figure has grown too much, or that it is not known; else None.
-
-    Args:
-        comparison: The figure of two runs.
-        most: The share by which it may grow.
-        runs: Names of the runs.
-    """
+def judge(
+    comparison: RunComparison,  # the figure of two runs
+    most: float,  # the share by which it may grow
+    *,
+    runs: tuple[str, str],  # names of the runs
+) -> Finding | None:
+    """Return the finding that a figure has grown too much, or that it is not known; else None."""
     ratio, where = comparison.ratio, " and ".join(runs)
     if ratio is None:
         return _undecided(f"{comparison.what} cannot be compared", where, comparison.unknown)

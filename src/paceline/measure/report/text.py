@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -12,7 +11,7 @@ from paceline.measure.intervals import Interval
 from paceline.measure.report import overview, plots
 from paceline.measure.report.facts import ReportedRun, Series
 from paceline.text.quoting import printable
-from paceline.text.wording import aligned, shorten, size
+from paceline.text.wording import aligned, shorten, size, wrapped
 
 _COLUMNS = 80
 _BAR = 30  # columns of a whole step
@@ -66,14 +65,7 @@ def _run(run: ReportedRun) -> list[str]:
 def _wrapped(line: str) -> list[str]:
     """Break a line; words such as paths stay whole for copying."""
     indent = " " * (len(line) - len(line.lstrip()))
-    return textwrap.wrap(
-        line,
-        _COLUMNS,
-        subsequent_indent=f"{indent}  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-    ) or [""]
+    return wrapped(line, _COLUMNS, rest=f"{indent}  ") or [""]
 
 
 def _summary(run: ReportedRun) -> str:

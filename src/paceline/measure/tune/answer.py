@@ -99,7 +99,7 @@ class TuningAnswer:
         return {
             "name": self.name,
             "ranks": self.num_ranks,
-            "loader": self.facts.to_json(),
+            "loader": asdict(self.facts),
             "cpus_per_rank": self.limits.cpus,
             "unit": "samples/s" if self.facts.batch_samples else "batches/s",
             "in_memory": [

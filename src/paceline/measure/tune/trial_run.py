@@ -15,7 +15,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from paceline.machine.cpus import usable_cpus
 from paceline.measure import trial
 from paceline.rundir import events, files
 from paceline.rundir.files import RunDir
+from paceline.text.plain_data import read_as
 
 # Rounds that a window is summed up to: more would slow down the bootstrap and not narrow it.
 _MOST_VALUES = 16
@@ -190,7 +191,7 @@ class TrialRun:
             if status is not None and not self._are_ready():
                 raise ScriptEnded(status, self.finding())
         values = files.read_json(self._files.facts(0), most_bytes=_MOST_FILE_BYTES)
-        return LoaderFacts.from_json(values), self._num_ranks()
+        return read_as(LoaderFacts, values), self._num_ranks()
 
     def _are_ready(self) -> bool:
         count = self._num_ranks()
@@ -252,7 +253,7 @@ class TrialRun:
         """Write a command; return its number."""
         self._number += 1
         command = LoaderCommand(self._number, source, setting)
-        files.write_whole(self._files.command, json.dumps(command.to_json()))
+        files.write_whole(self._files.command, json.dumps(asdict(command)))
         return self._number
 
     def _new_deliveries(self, rank: int, number: int) -> list[Delivery]:

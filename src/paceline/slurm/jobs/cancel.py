@@ -27,16 +27,15 @@ class _Target:
     jobs: tuple[Run, ...]  # its jobs: one, or the elements of a sweep
 
 
-def cancel(subjects: Sequence[str]) -> int:
+def cancel(
+    # run folders, sweeps, their names, or ids of jobs. No job is ended before all of them are
+    # known
+    subjects: Sequence[str],
+) -> int:
     """End the jobs of runs and sweeps, and return the exit status of the command.
 
-    Args:
-        subjects: Run folders, sweeps, their names, or ids of jobs. No job is ended before all of
-            them are known.
-
-    Raises:
-        UsageError: A run or sweep does not exist, or has no Slurm job.
-        SetupError: Slurm does not answer, or does not end a job.
+    Raises UsageError if a run or sweep does not exist, or has no Slurm job. Raises SetupError if
+    Slurm does not answer, or does not end a job.
     """
     places = profile_files.run_folders() or [RUNS]
     targets = [_find(subject, places) for subject in subjects]
@@ -50,8 +49,7 @@ def cancel(subjects: Sequence[str]) -> int:
 def end_living(runs: Sequence[Run]) -> list[Run]:
     """End the jobs of those of some runs that have not ended, record that, and return them.
 
-    Raises:
-        SetupError: Slurm does not answer, or does not end a job.
+    Raises SetupError if Slurm does not answer, or does not end a job.
     """
     states, silent = job_states.states(job for _, job in runs)
     if silent:

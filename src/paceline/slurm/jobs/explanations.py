@@ -85,17 +85,14 @@ _OTHER = _Ending("{name} ended in state {state}", "{again}")
 
 
 def judge(
-    job: JobState | None, record: JobRecord, *, log: str, tail: Sequence[str], script: str
+    job: JobState | None,  # state of the job, None if Slurm has forgotten it
+    record: JobRecord,  # the run's record of the job
+    *,
+    log: str,  # path of the job's output
+    tail: Sequence[str],  # last lines of the output
+    script: str,  # path of the job script, to submit it again
 ) -> Finding:
-    """Return the finding for a job that has ended although its run recorded no outcome.
-
-    Args:
-        job: State of the job, None if Slurm has forgotten it.
-        record: The run's record of the job.
-        log: Path of the job's output.
-        tail: Last lines of the output.
-        script: Path of the job script, to submit it again.
-    """
+    """Return the finding for a job that has ended although its run recorded no outcome."""
     name = f"job {record.job_id}" + (f" ({record.name})" if record.name else "")
     words = ("sbatch", *sweeps.element_option(record.job_id), script)
     again = f"to submit it again: {' '.join(map(word, words))}"
@@ -207,13 +204,12 @@ _LASTING: Mapping[str, str] = {
 }
 
 
-def explain(reason: str, *, again: bool = False) -> str:
-    """Explain a reason and what would change it; empty for reasons that need no explanation.
-
-    Args:
-        reason: Slurm's reason.
-        again: Whether the job has run before, and was queued again.
-    """
+def explain(
+    reason: str,  # Slurm's reason
+    *,
+    again: bool = False,  # whether the job has run before, and was queued again
+) -> str:
+    """Explain a reason and what would change it; empty for reasons that need no explanation."""
     name = re.split(r"[ ,(]", reason, maxsplit=1)[0]
     if name == "BeginTime":
         return _HELD_BACK if again else ""

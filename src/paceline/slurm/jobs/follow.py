@@ -40,14 +40,12 @@ _PLAN = re.compile(rb"^paceline: [0-9-]+ nodes? x ", re.M)
 _BLOCK = re.compile("^── paceline |^paceline: run folder ".encode(), re.M)
 
 
-def follow(subject: str | RunDir) -> int:
+def follow(
+    subject: str | RunDir,  # a run folder, the name of one in ``paceline-runs/``, or a job id
+) -> int:
     """Show a job's output until the job has ended; returns the exit status of its run.
 
-    Args:
-        subject: A run folder, the name of one in ``paceline-runs/``, or a job id.
-
-    Raises:
-        UsageError: The run does not exist, or has no Slurm job.
+    Raises UsageError if the run does not exist, or has no Slurm job.
     """
     if isinstance(subject, RunDir):
         run_dir, job = record.find(str(subject.root))
@@ -76,22 +74,15 @@ class _Notices:
 
 
 class Follower:
-    """Follows the output file of a run, the state of its job, and the job's id, which may change.
-
-    Args:
-        run_dir: The run folder.
-        job: Record of the job.
-        clock: Returns the time in seconds; for tests.
-        sleep: Sleeps for some seconds; for tests.
-    """
+    """Follows the output of a run, the state of its job, and the job's id, which may change."""
 
     def __init__(
         self,
-        run_dir: RunDir,
-        job: JobRecord,
+        run_dir: RunDir,  # the run folder
+        job: JobRecord,  # record of the job
         *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,  # returns the time in seconds; for tests
+        sleep: Callable[[float], None] = time.sleep,  # sleeps for some seconds; for tests
     ) -> None:
         self._run_dir = run_dir
         self._job = job

@@ -101,24 +101,15 @@ def _requeue(run_dir: RunDir, status: int, job_id: str) -> None:
 
 
 def decide(
-    status: int,
+    status: int,  # exit status of the run
     *,
     job: JobRecord,
-    history: History,
-    last_step: int | None,
-    nodelist: str,
-    limit: str = "",
+    history: History,  # the events of the run's last start
+    last_step: int | None,  # step of the last checkpoint, None if there is none
+    nodelist: str,  # nodes of the job as Slurm writes them
+    limit: str = "",  # how long this start ran, and its time limit, in words; empty if unknown
 ) -> Decision:
-    """Decide whether a job is queued again. Pure.
-
-    Args:
-        status: Exit status of the run.
-        job: Record of the job.
-        history: The events of the run's last start.
-        last_step: Step of the last checkpoint, None if there is none.
-        nodelist: Nodes of the job as Slurm writes them.
-        limit: How long this start ran, and its time limit, in words; empty if unknown.
-    """
+    """Decide whether a job is queued again. Pure."""
     why = _why(status, job, history)
     if not why:
         return Decision(finding=_not_saved(job, status) if status in _STOPPED else None)

@@ -25,20 +25,17 @@ from paceline.text import terminal
 
 
 def reserve(
-    folder: Path, job_id: str, *, script: Path | None = None, on_node_loss: str = "requeue"
+    folder: Path,
+    job_id: str,  # id of the job that starts
+    *,
+    # the job script, if ``paceline submit --dry-run`` printed it: the job then creates the record
+    script: Path | None = None,
+    on_node_loss: str = "requeue",  # ``"requeue"`` or ``"fail"``, for that record
 ) -> None:
     """Reserve a run folder for this job, and write the job id into the record of the run.
 
-    Args:
-        folder: The run folder.
-        job_id: Id of the job that starts.
-        script: The job script, if ``paceline submit --dry-run`` printed it: the job then creates
-            the record.
-        on_node_loss: ``"requeue"`` or ``"fail"``, for that record.
-
-    Raises:
-        UsageError: The folder belongs to a living run, or to another array element.
-        OSError: The folder cannot be written.
+    Raises UsageError if the folder belongs to a living run, or to another array element. Raises
+    OSError if the folder cannot be written.
     """
     run_dir = RunDir(folder)
     own_identity = identity.of_command("", (), env.snapshot(), folder=identity.working_folder())

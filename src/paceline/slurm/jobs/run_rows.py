@@ -60,19 +60,12 @@ class RunRow:
 
 def row(
     run_dir: RunDir,
-    job: JobRecord | None,
-    states: job_states.States,
+    job: JobRecord | None,  # record of its Slurm job, None if it has none
+    states: job_states.States,  # states of jobs by cluster and id
     *,
-    table: Table | None = None,
+    table: Table | None = None,  # the end of its metrics, if that was already read
 ) -> RunRow:
-    """Return the row of a run.
-
-    Args:
-        run_dir: The run folder.
-        job: Record of its Slurm job, None if it has none.
-        states: States of jobs by cluster and id.
-        table: The end of its metrics, if that was already read.
-    """
+    """Return the row of a run."""
     slurm = states.get((job.cluster, job.job_id)) if job is not None else None
     since_ns = job_states.last_start_ns(job, slurm) if job is not None else 0
     history = events.read_history(run_dir.root, since_ns=since_ns)
@@ -121,21 +114,15 @@ def _nodes(slurm: JobState | None, job: JobRecord | None, history: History) -> s
 
 
 def judge(
-    slurm: JobState | None,
-    history: History,
+    slurm: JobState | None,  # state of the job in Slurm, None if Slurm does not know it
+    history: History,  # the events in the run folder
     *,
-    submitted_s: float | None,
+    submitted_s: float | None,  # when the job was submitted, None if there is no job
+    # returns whether a process of a host that started before a time is alive, None if that
+    # is unknown
     alive: Callable[[str, int, float], bool | None] = lambda *_: None,
 ) -> tuple[str, float | None]:
-    """Return a run's state in one word, and since when. Pure.
-
-    Args:
-        slurm: State of the job in Slurm, None if Slurm does not know it.
-        history: The events in the run folder.
-        submitted_s: When the job was submitted, None if there is no job.
-        alive: Returns whether a process of a host that started before a time is alive, None if that
-            is unknown.
-    """
+    """Return a run's state in one word, and since when. Pure."""
     if slurm is not None and not slurm.ended:
         # a pending job's start is the expected one
         return slurm.state.lower(), submitted_s if slurm.waits else slurm.start_s

@@ -102,8 +102,7 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
 def parse(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> SubmitRequest:
     """Return the request of a command line: its options, those of its profile, and its sweep.
 
-    Raises:
-        PacelineError: An option or the profile is invalid.
+    Raises PacelineError if an option or the profile is invalid.
     """
     site = profile_files.load(typed["profile"]) if typed.get("profile") else Profile()
     if "time" not in typed and "time" not in site.slurm:

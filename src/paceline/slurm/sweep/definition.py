@@ -53,23 +53,19 @@ class Sweep:
 
 
 def choose(
-    arguments: Sequence[str],
+    arguments: Sequence[str],  # arguments of the script, with placeholders
+    # values of each element in the order of their indices; None if only the array is given,
+    # whose elements differ in their index
     points: Sequence[Mapping[str, str]] | None,
     *,
-    array: str = "",
+    array: str = "",  # the array as typed, ``0-49%8`` or ``%8``; empty for all elements
+    # how many elements run at a time if ``array`` does not say it; 0 without a limit
     parallel: int = 0,
 ) -> Sweep:
     """Return the sweep of a command line.
 
-    Args:
-        arguments: Arguments of the script, with placeholders.
-        points: Values of each element in the order of their indices; None if only the array is
-            given, whose elements differ in their index.
-        array: The array as typed, ``0-49%8`` or ``%8``; empty for all elements.
-        parallel: How many elements run at a time if ``array`` does not say it; 0 without a limit.
-
-    Raises:
-        UsageError: A placeholder has no value, or the array names an element that does not exist.
+    Raises UsageError if a placeholder has no value, or the array names an element that does not
+    exist.
     """
     indices, limit = parse_array(array) if array else (None, 0)
     if indices is None and points is None:
@@ -109,8 +105,7 @@ def _element(index: int, values: Mapping[str, str], arguments: Sequence[str]) ->
 def filled(arguments: Sequence[str], values: Mapping[str, str], *, index: int) -> tuple[str, ...]:
     """Return the arguments of an element: placeholders replaced, other parameters appended.
 
-    Raises:
-        UsageError: A placeholder has no value.
+    Raises UsageError if a placeholder has no value.
     """
     texts = {INDEX: str(index), **values}
     named: set[str] = set()
@@ -190,8 +185,7 @@ def comment(chosen: Sweep) -> str:
 def from_comment(script: str) -> dict[int, dict[str, str]] | None:
     """Return the values of all elements from the comment in a job script, None without one.
 
-    Raises:
-        ValueError: The comment is damaged.
+    Raises ValueError if the comment is damaged.
     """
     line = next((line for line in script.splitlines() if line.startswith(_COMMENT)), None)
     if line is None:
@@ -206,8 +200,7 @@ def from_comment(script: str) -> dict[int, dict[str, str]] | None:
 def from_command_line(words: Sequence[str]) -> list[dict[str, str]]:
     """Return the values of each element from ``--param lr=0.1,0.01``: every combination.
 
-    Raises:
-        UsageError: A word is not a name and its values, or a name occurs twice.
+    Raises UsageError if a word is not a name and its values, or a name occurs twice.
     """
     axes: dict[str, list[str]] = {}
     for word in words:

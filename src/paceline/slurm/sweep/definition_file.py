@@ -37,8 +37,7 @@ class SweepFile:
 def read(text: str, *, path: str) -> SweepFile:
     """Parse a sweep file.
 
-    Raises:
-        UsageError: The file is not TOML, or a key is unknown, or a value has the wrong type.
+    Raises UsageError if the file is not TOML, or a key is unknown, or a value has the wrong type.
     """
     return _DefinitionReader(text, path).read()
 

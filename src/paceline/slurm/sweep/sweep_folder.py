@@ -28,14 +28,11 @@ class Member:
 
 
 def find(
-    subject: str, *, places: Sequence[Path] = (RUNS, EARLIER_RUNS)
+    subject: str,  # the folder of a sweep, its name, or the id of one of its arrays
+    *,
+    places: Sequence[Path] = (RUNS, EARLIER_RUNS),  # parents of run folders
 ) -> tuple[Path, SweepRecord] | None:
-    """Return a sweep and its record, None if the subject is not a sweep.
-
-    Args:
-        subject: The folder of a sweep, its name, or the id of one of its arrays.
-        places: Parents of run folders.
-    """
+    """Return a sweep and its record, None if the subject is not a sweep."""
     if not subject:
         return None
     for folder in (Path(subject), *(runs / subject for runs in places)):
@@ -64,8 +61,7 @@ def require(
 ) -> tuple[Path, SweepRecord]:
     """Return a sweep and its record.
 
-    Raises:
-        UsageError: The sweep does not exist.
+    Raises UsageError if the sweep does not exist.
     """
     sweep_record = find(subject, places=places)
     if sweep_record is not None:
@@ -83,8 +79,7 @@ def require(
 def create(folder: Path, elements: Sequence[int]) -> None:
     """Create the run folders of elements; Slurm writes the output of each into its own.
 
-    Raises:
-        OSError: A folder cannot be created or written.
+    Raises OSError if a folder cannot be created or written.
     """
     for index in elements:
         sweeps.folder_of(folder, index).mkdir(parents=True, exist_ok=True)
@@ -92,18 +87,15 @@ def create(folder: Path, elements: Sequence[int]) -> None:
 
 
 def record_array(
-    folder: Path, sweep_record: SweepRecord, indices: Sequence[int], *, job: JobRecord
+    folder: Path,
+    sweep_record: SweepRecord,  # the record of the sweep, which already names the array
+    indices: Sequence[int],
+    *,
+    job: JobRecord,  # what the records of the elements have in common; its id is that of the array
 ) -> None:
     """Record that elements were submitted as a new array.
 
-    Args:
-        folder: The folder of the sweep.
-        sweep_record: The record of the sweep, which already names the array.
-        indices: The elements that were submitted.
-        job: What the records of the elements have in common; its id is that of the array.
-
-    Raises:
-        SetupError: A file cannot be written.
+    Raises SetupError if a file cannot be written.
     """
     with record.recording(folder, job.job_id):
         sweeps.write(folder, sweep_record)

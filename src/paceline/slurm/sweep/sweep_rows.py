@@ -70,14 +70,13 @@ class SweepRows:
     silent: tuple[str, ...] = ()  # clusters that did not answer
 
 
-def gather(folder: Path, sweep_record: SweepRecord, *, metric: str = "") -> SweepRows:
-    """Ask Slurm about all elements of a sweep, and read their run folders.
-
-    Args:
-        folder: The folder of the sweep.
-        sweep_record: Its record.
-        metric: Name of a metric to read, empty for none.
-    """
+def gather(
+    folder: Path,
+    sweep_record: SweepRecord,
+    *,
+    metric: str = "",  # name of a metric to read, empty for none
+) -> SweepRows:
+    """Ask Slurm about all elements of a sweep, and read their run folders."""
     members = sweep_folder.members(folder, sweep_record)
     states, silent = job_states.states(member.job for member in members)
     elements = tuple(element_row(member, states, metric=metric) for member in members)
@@ -151,8 +150,7 @@ def order(
 ) -> tuple[ElementRow, ...]:
     """Return elements sorted by a metric, those without a finite value last. Pure.
 
-    Raises:
-        UsageError: Elements have metrics, and none has this one.
+    Raises UsageError if elements have metrics, and none has this one.
     """
     if not metric:
         return tuple(elements)
@@ -192,19 +190,16 @@ def causes(elements: Sequence[ElementRow]) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def show(
-    folder: Path, sweep_record: SweepRecord, *, as_json: bool, metric: str, descending: bool
+    folder: Path,
+    sweep_record: SweepRecord,
+    *,
+    as_json: bool,  # whether data for a program are wanted
+    metric: str,  # name of the metric by which the elements are sorted, empty for their index
+    descending: bool,  # whether the largest value comes first
 ) -> int:
     """Print the elements of a sweep; returns the exit status of the command.
 
-    Args:
-        folder: The folder of the sweep.
-        sweep_record: Its record.
-        as_json: Whether data for a program are wanted.
-        metric: Name of the metric by which the elements are sorted, empty for their index.
-        descending: Whether the largest value comes first.
-
-    Raises:
-        UsageError: No element has logged the metric.
+    Raises UsageError if no element has logged the metric.
     """
     rows = gather(folder, sweep_record, metric=metric)
     say_silent(rows.silent)

@@ -45,8 +45,7 @@ _WITH_AGAIN = ("again", "json", "dry_run", *_CHANGEABLE)
 def choose(typed: Mapping[str, Any], arguments: Sequence[str]) -> Sweep | None:
     """Return the sweep that a command line asks for, None for a single job.
 
-    Raises:
-        UsageError: The sweep file cannot be read, or a value is invalid.
+    Raises UsageError if the sweep file cannot be read, or a value is invalid.
     """
     array = typed.get("array", "")
     if typed.get("sweep"):
@@ -308,8 +307,7 @@ def _limit(array: str) -> int:
 def directives_of(script: Path) -> dict[str, str]:
     """Return the options of sbatch in a job script, by their long names.
 
-    Raises:
-        SetupError: The script cannot be read.
+    Raises SetupError if the script cannot be read.
     """
     try:
         lines = script.read_text(encoding="utf-8").splitlines()

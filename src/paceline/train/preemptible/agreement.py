@@ -18,19 +18,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+
+from paceline.machine.signed_store import SignedStore
 
 Boundary = tuple[int, int]  # loops before this one, and batches in it
 
 LOOK_EVERY_S = 1.0  # a look is a round trip to the store of some 100 µs
-
-
-class AgreementStore(Protocol):
-    """The part of ``SignedStore`` that is used here."""
-
-    def set(self, key: str, value: str, /) -> None: ...
-    def find(self, key: str, /) -> bytes | None: ...
-    def add(self, key: str, amount: int, /) -> int: ...
 
 
 class Agreement:
@@ -42,7 +35,7 @@ class Agreement:
     def __init__(
         self,
         asked_by: Callable[[], str],  # what has asked this rank to stop; empty without a request
-        store: AgreementStore | None,  # of all ranks; None in a world of one
+        store: SignedStore | None,  # of all ranks; None in a world of one
         *,
         rank: int,
         world_size: int,
@@ -70,7 +63,7 @@ class Agreement:
             self._knows = self._learns(self._store)
         return self._knows and self._has_come(self._store, here)
 
-    def _learns(self, store: AgreementStore) -> bool:
+    def _learns(self, store: SignedStore) -> bool:
         if by := self._asked_by():
             store.set("asked", by)
         elif self._clock() < self._next_look_s:
@@ -81,7 +74,7 @@ class Agreement:
         store.add("know", 1)
         return True
 
-    def _has_come(self, store: AgreementStore, here: Boundary) -> bool:
+    def _has_come(self, store: SignedStore, here: Boundary) -> bool:
         self._synchronize()
         if self._stops_at is None and (by := self._asked_by()):
             store.set("asked", by)  # again: a stranger may have written over it

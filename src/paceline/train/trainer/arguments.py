@@ -7,7 +7,7 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-from paceline.errors import UsageError, closest, option_contradicted
+from paceline.errors import closest, option_contradicted
 from paceline.train.model.strategy import DDP
 from paceline.train.trainer.options import count, invalid, part
 
@@ -187,12 +187,10 @@ def for_manual(strategy: Any) -> Any:
         return DDP(find_unused_parameters=True)
     if isinstance(strategy, DDP) and not strategy.static_graph:
         return dataclasses.replace(strategy, find_unused_parameters=True)
-    raise UsageError(
-        option_contradicted(
-            f"manual optimization needs gradients that ddp averages, and strategy={strategy!r}",
-            where="automatic_optimization=False",
-            fix='Trainer(strategy="ddp"), or write the loop with paceline.Session',
-        ).finding
+    raise option_contradicted(
+        f"manual optimization needs gradients that ddp averages, and strategy={strategy!r}",
+        where="automatic_optimization=False",
+        fix='Trainer(strategy="ddp"), or write the loop with paceline.Session',
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import math
 import sys
+from operator import attrgetter
 from types import FrameType
 from typing import Any
 
@@ -25,8 +26,15 @@ from paceline.train.trainer.start import local_world_size
 from paceline.train.trainer.state import TrainerState
 
 
+def _argument(name: str) -> Any:
+    """Return a property that reads an argument of the Trainer."""
+    return property(attrgetter(f"_plan.{name}"))
+
+
 class Attributes:
     """What a Trainer knows; ``Trainer`` documents what can be set.
+
+    The arguments that say how it trains are attributes too, from ``max_epochs`` to ``mode``.
 
     Attributes:
         session: The Session of the Trainer.
@@ -53,6 +61,26 @@ class Attributes:
         inference_mode: The argument.
         profiler: The argument.
     """
+
+    max_epochs: int | None = _argument("max_epochs")
+    min_epochs: int | None = _argument("min_epochs")
+    max_steps: int = _argument("max_steps")
+    min_steps: int | None = _argument("min_steps")
+    gradient_clip_val: float | None = _argument("gradient_clip_val")
+    gradient_clip_algorithm: str = _argument("gradient_clip_algorithm")
+    log_every_n_steps: int = _argument("log_every_n_steps")
+    val_check_interval: int | float | None = _argument("val_check_interval")
+    check_val_every_n_epoch: int | None = _argument("check_val_every_n_epoch")
+    num_sanity_val_steps: int = _argument("num_sanity_val_steps")
+    fast_dev_run: int | bool = _argument("fast_dev_run")
+    overfit_batches: int | float = _argument("overfit_batches")
+    reload_dataloaders_every_n_epochs: int = _argument("reload_dataloaders_every_n_epochs")
+    limit_train_batches: int | float | None = _argument("limit_train_batches")
+    limit_val_batches: int | float | None = _argument("limit_val_batches")
+    limit_test_batches: int | float | None = _argument("limit_test_batches")
+    limit_predict_batches: int | float | None = _argument("limit_predict_batches")
+    monitor: str | None = _argument("monitor")
+    mode: str = _argument("mode")
 
     def __init__(self, plan: TrainingPlan, session: Session, callbacks: list[Any]) -> None:
         self._plan, self.session, self.callbacks = plan, session, callbacks
@@ -145,26 +173,6 @@ class Attributes:
         return self.session.step if fit is None else int(fit.optimization.num_steps)
 
     @property
-    def max_epochs(self) -> int | None:
-        """The argument ``max_epochs``."""
-        return self._plan.max_epochs
-
-    @property
-    def min_epochs(self) -> int | None:
-        """The argument ``min_epochs``."""
-        return self._plan.min_epochs
-
-    @property
-    def max_steps(self) -> int:
-        """The argument ``max_steps``."""
-        return self._plan.max_steps
-
-    @property
-    def min_steps(self) -> int | None:
-        """The argument ``min_steps``."""
-        return self._plan.min_steps
-
-    @property
     def accumulate_grad_batches(self) -> int:
         """Batches in a step; hooks of an epoch's start may set it.
 
@@ -182,71 +190,6 @@ class Attributes:
     def check_accumulation(self, batches: int) -> None:
         """Refuse a number of accumulated batches that does not fit the batches of an epoch."""
         self._plan.train_batches(self._loader_length, batches)
-
-    @property
-    def gradient_clip_val(self) -> float | None:
-        """The argument ``gradient_clip_val``; None for no clipping."""
-        return self._plan.gradient_clip_val
-
-    @property
-    def gradient_clip_algorithm(self) -> str:
-        """The argument ``gradient_clip_algorithm``."""
-        return self._plan.gradient_clip_algorithm
-
-    @property
-    def log_every_n_steps(self) -> int:
-        """The argument ``log_every_n_steps``."""
-        return self._plan.log_every_n_steps
-
-    @property
-    def val_check_interval(self) -> int | float | None:
-        """The argument ``val_check_interval``."""
-        return self._plan.val_check_interval
-
-    @property
-    def check_val_every_n_epoch(self) -> int | None:
-        """The argument ``check_val_every_n_epoch``."""
-        return self._plan.check_val_every_n_epoch
-
-    @property
-    def num_sanity_val_steps(self) -> int:
-        """The argument ``num_sanity_val_steps``."""
-        return self._plan.num_sanity_val_steps
-
-    @property
-    def fast_dev_run(self) -> int | bool:
-        """The argument ``fast_dev_run``."""
-        return self._plan.fast_dev_run
-
-    @property
-    def overfit_batches(self) -> int | float:
-        """The argument ``overfit_batches``."""
-        return self._plan.overfit_batches
-
-    @property
-    def reload_dataloaders_every_n_epochs(self) -> int:
-        """The argument ``reload_dataloaders_every_n_epochs``."""
-        return self._plan.reload_dataloaders_every_n_epochs
-
-    @property
-    def limit_train_batches(self) -> int | float | None:
-        """The argument ``limit_train_batches``."""
-        return self._plan.limit_train_batches
-
-    @property
-    def limit_val_batches(self) -> int | float | None:
-        """The argument ``limit_val_batches``."""
-        return self._plan.limit_val_batches
-
-    @property
-    def limit_test_batches(self) -> int | float | None:
-        """The argument ``limit_test_batches``."""
-        return self._plan.limit_test_batches
-
-    @property
-    def limit_predict_batches(self) -> int | float | None:
-        """The argument ``limit_predict_batches``."""
-        return self._plan.limit_predict_batches
 
     @property
     def enable_validation(self) -> bool:
@@ -271,16 +214,6 @@ class Attributes:
         for scheduler in self._callbacks_named("get_accumulate_grad_batches"):
             return dict(scheduler.scheduling)
         return {0: self._plan.accumulate_grad_batches}
-
-    @property
-    def monitor(self) -> str | None:
-        """The argument ``monitor``."""
-        return self._plan.monitor
-
-    @property
-    def mode(self) -> str:
-        """The argument ``mode``."""
-        return self._plan.mode
 
     # What it does
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from paceline.launch.monitor.hang import judge_proven
 from paceline.launch.monitor.position import Frame, Position
 from paceline.launch.monitor.proof import Call, HangProof, Stand, find
+from paceline.text.plain_data import read_as
 
 BOTH = {"0": [0, 1]}
 
@@ -149,7 +151,7 @@ def test_what_is_not(stands):
 
 def test_a_stand_travels_as_plain_data():
     one = stand(0, call("all_reduce", 5), destroyed=("1",))
-    assert Stand.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert read_as(Stand, json.loads(json.dumps(asdict(one)))) == one
 
 
 REDUCE = (

@@ -1,7 +1,7 @@
 """A loader with other settings serves the script's own batches, of every kind of loader."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 
 import pytest
@@ -20,6 +20,7 @@ from paceline.launch.probe.loader_commands import (
     read_failures,
     unpack,
 )
+from paceline.text.plain_data import read_as
 
 
 class Numbers(Dataset):
@@ -57,7 +58,7 @@ class Rank:
         self.number += 1
         command = LoaderCommand(self.number, source, setting)
         new = self.files.folder / "new"
-        new.write_text(json.dumps(command.to_json()))
+        new.write_text(json.dumps(asdict(command)))
         new.replace(self.files.command)
 
     def end(self):
@@ -69,7 +70,7 @@ class Rank:
         return list(unpack(self.files.deliveries(0).read_bytes()))
 
     def facts(self):
-        return LoaderFacts.from_json(json.loads(self.files.facts(0).read_text()))
+        return read_as(LoaderFacts, json.loads(self.files.facts(0).read_text()))
 
 
 @pytest.fixture
