@@ -22,6 +22,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
     "torch.autograd.Variable": ("_execution_engine",),
     "torch.autograd.graph": ("_engine_run_backward",),
     "torch.distributed._functional_collectives": (),
+    "torch.distributed.device_mesh.DeviceMesh": ("_flatten",),
     "torch.distributed.distributed_c10d": (
         "_get_default_store",
         "_new_group_with_tag",
@@ -125,5 +126,6 @@ OF_RESULTS: dict[str, tuple[str, ...]] = {
 # Not in every build or version; paceline checks whether they exist.
 OPTIONAL: dict[str, tuple[str, ...]] = {
     "torch._C._distributed_c10d": ("_dump_nccl_trace_json",),  # builds with NCCL
+    "torch.distributed._composable.replicate_with_fsdp.replicate": (),  # since torch 2.9
     "torch.numa.binding": ("_maybe_apply_numa_binding_to_current_process",),  # since torch 2.9
 }

@@ -4,5 +4,7 @@ strategy   ddp or fsdp, and their options
 parallel   the model that ``Session.setup`` returns on several ranks
 precision  the precision, and the loss scale of float16
 blocks     the layers of a model, which are sharded or recomputed one at a time
+mesh       the ranks over which the data is shared out: all, or those of dimensions of a mesh
+sharded    models that the user has made parallel: what is equal on which ranks, who averages
 keys       which key of a module a foreign key stands for
 """

@@ -150,7 +150,7 @@ def replicate_sharded(
             "library-version-mismatch",
             f"torch {torch.__version__} cannot replicate a tensor-parallel model",
             where="session.setup(model)",
-            fix='torch 2.10 or later, or Session(strategy="fsdp")',
+            fix='a newer torch, or Session(strategy="fsdp")',
         ) from None
     if options != DDP():
         raise option_contradicted(
