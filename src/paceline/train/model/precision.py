@@ -17,6 +17,7 @@ from torch.utils import _pytree as tree
 
 from paceline.errors import SetupError, closest, option_invalid
 from paceline.machine.compiled import left_alone, not_compiled
+from paceline.train.model.sharding import by_kind
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 
@@ -265,8 +266,21 @@ class _Verdict:
 
 def clip_norm(what: Any, max_norm: float, norm_type: float) -> torch.Tensor:
     """Scale gradients down to a norm; return the norm before as a plain tensor."""
-    norm = nn.utils.clip_grad_norm_(parameters_of(what), max_norm, norm_type)
-    return cast(torch.Tensor, norm.full_tensor()) if hasattr(norm, "full_tensor") else norm
+    held = [parameter for parameter in parameters_of(what) if parameter.grad is not None]
+    groups = by_kind(held, lambda parameter: parameter.grad)
+    if len(groups) < 2:
+        return _whole(nn.utils.clip_grad_norm_(held, max_norm, norm_type))
+    gradients = [[cast(torch.Tensor, one.grad) for one in group] for group in groups]
+    norms = [_whole(nn.utils.get_total_norm(group, norm_type)) for group in gradients]
+    norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    factor = float((max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch does
+    for group in gradients:
+        torch._foreach_mul_(group, factor)
+    return norm
+
+
+def _whole(norm: Any) -> torch.Tensor:
+    return cast(torch.Tensor, norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
 def parameters_of(what: Any) -> list[nn.Parameter]:

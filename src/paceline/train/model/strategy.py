@@ -5,18 +5,23 @@ torch's own wrappers do the work.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.errors import closest, option_contradicted, option_invalid
+from paceline.train import runtime
+from paceline.train.model import deferred, sharding
 from paceline.train.model.blocks import blocks_of, has_forward
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
 
 @dataclass(frozen=True)
@@ -51,10 +56,22 @@ class FSDP:
             ``Sequential``, without those that share a parameter with another part of the model.
         reshard_after_forward: Whether a layer is freed between forward and backward: less memory,
             more traffic.
+        replicate: Number of replicas of the model, each sharded over an equal number of ranks that
+            follow each other, such as those of a node (HSDP).
+        offload: Whether parameters, gradients and optimizer state are kept in the memory of the
+            CPU; without effect if it computes on the CPU.
+        mixed_precision: torch's policy of the types in which layers compute and gradients are
+            reduced, beside ``precision="32-true"``. None means the session's precision.
+        ignored_params: Parameters, or names of parameters or modules, that every rank holds whole.
+            Their gradients are averaged when a step is complete.
     """
 
     layers: tuple[type[nn.Module], ...] | None = None
     reshard_after_forward: bool = True
+    replicate: int = 1
+    offload: bool = False
+    mixed_precision: MixedPrecisionPolicy | None = None
+    ignored_params: Collection[nn.Parameter | str] = field(default=(), compare=False)
 
 
 Strategy = DDP | FSDP
@@ -127,17 +144,38 @@ def replicate(model: nn.Module, options: DDP) -> DistributedDataParallel:
 
 
 def shard(
-    model: nn.Module, options: FSDP, device: torch.device
+    model: nn.Module, options: FSDP, device: torch.device, mesh: DeviceMesh | None = None
 ) -> dict[nn.Parameter, nn.Parameter]:
-    """Shard a model in place; return the shard of each parameter."""
+    """Shard a model in place, from rank 0's parameters; return the shard of each parameter.
+
+    ``mesh`` has one dimension, over which is sharded, or two with names: replicas and shards. None
+    means all ranks. A model on the meta device gets its values here.
+    """
     from torch.distributed.fsdp import fully_shard  # the import takes most of a second
 
-    _check_scalars(model)
+    ignored = sharding.ignored_names(model, options.ignored_params)
+    _check_scalars(model, ignored)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for layer in _layers(model, options.layers):
-        fully_shard(layer, mesh=mesh, reshard_after_forward=options.reshard_after_forward)
-    fully_shard(model, mesh=mesh, reshard_after_forward=options.reshard_after_forward)
+    mesh = mesh or sharding.mesh_of(options, device)
+    layers = [*_layers(model, options.layers), model]
+    arguments = sharding.policies(options, device)
+
+    def shard_one(module: nn.Module) -> None:
+        whole = {name: value for name, value in model.named_parameters() if name in ignored}
+        fully_shard(module, mesh=mesh, ignored_params=set(whole.values()), **arguments)
+
+    def complete(module: nn.Module) -> None:
+        if module in layers:
+            tensors = [*module.parameters(), *module.buffers()]
+            runtime.copy_from_main([one for one in tensors if not hasattr(one, "device_mesh")])
+            shard_one(module)
+
+    if deferred.is_deferred(model):
+        deferred.materialize(model, device, complete)
+    else:
+        runtime.copy_from_main([*model.parameters(), *model.buffers()])
+        for layer in layers:
+            shard_one(layer)
     shards = dict(model.named_parameters())
     return {whole: shards[name] for whole, name in names.items()}
 
@@ -174,16 +212,19 @@ def replace_parameters(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Param
         )
     for group in optimizer.param_groups:
         for whole in group["params"]:
-            if whole in shards and whole in optimizer.state:
-                optimizer.state[shards[whole]] = _cut(
-                    optimizer.state.pop(whole), shards[whole], optimizer
-                )
+            shard = shards.get(whole, whole)
+            if shard is whole or whole not in optimizer.state:
+                continue
+            state = optimizer.state.pop(whole)
+            is_cut = hasattr(shard, "device_mesh")
+            optimizer.state[shard] = _cut(state, shard, optimizer) if is_cut else state
         # In place, because some optimizers hold this list in a second place.
         group["params"][:] = [shards.get(parameter, parameter) for parameter in group["params"]]
 
 
 def _holds_shards(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Parameter]) -> bool:
-    sharded = {*shards, *shards.values()}
+    pairs = shards.items()
+    sharded = {one for pair in pairs if hasattr(pair[1], "device_mesh") for one in pair}
     return any(
         parameter in sharded for group in optimizer.param_groups for parameter in group["params"]
     )
@@ -209,14 +250,19 @@ def _cut(state: dict[str, Any], parameter: nn.Parameter, optimizer: Optimizer) -
                     " parameters, such as AdamW"
                 ),
             )
-        shards[name] = distribute_tensor(
+        cut = distribute_tensor(
             value, parameter.device_mesh, parameter.placements, src_data_rank=None
         )
+        shards[name] = cut.to(parameter.device)  # the CPU's memory, where it is offloaded
     return shards
 
 
-def _check_scalars(model: nn.Module) -> None:
-    names = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
+def _check_scalars(model: nn.Module, ignored: Collection[str]) -> None:
+    names = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.dim() == 0 and name not in ignored
+    ]
     if names:
         raise option_contradicted(
             f"{names[0]} is a parameter without a dimension, and fsdp cuts parameters along"

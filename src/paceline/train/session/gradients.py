@@ -17,7 +17,7 @@ from paceline.machine.parameters import held_by
 from paceline.text import terminal
 from paceline.train import runtime
 from paceline.train.data import BatchTracker, Rows, not_of_samples
-from paceline.train.model import keys, parallel
+from paceline.train.model import deferred, keys, parallel, sharding
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
 from paceline.train.session import averaging, checks, weights
@@ -78,7 +78,11 @@ class Gradients:
         self._num_losses = 0  # losses inspected so far
         self._num_backwards, self._rank = 0, world.rank
         self._without_graph: set[DistributedDataParallel] = set()  # DDP has no static graph yet
-        self._shards: dict[nn.Parameter, nn.Parameter] = {}  # parameter to its shard, with fsdp
+        # parameter to its shard, with fsdp, or to the one that replaced it on the meta device
+        self._shards: dict[nn.Parameter, nn.Parameter] = {}
+        self._ignored: list[nn.Parameter] = []  # of fsdp, which does not average their gradients
+        if isinstance(strategy, strategies.FSDP):
+            sharding.check(strategy, precision, world.world_size)
         self.check = RankCheck(is_on=check_ranks and world.world_size > 1)  # compares ranks
         self._guard: StepGuard | None = None
         if world.world_size > 1:
@@ -114,13 +118,14 @@ class Gradients:
         """Move a model to the device, set its precision and make it parallel; return it."""
         checks.check_kinds(model, optimizers)
         checks.check_is_plain(model)
-        model.to(self.device)
-        precisions.attach(model, self._precision, self.device)
+        is_trained = any(parameter.requires_grad for parameter in model.parameters())
+        self._place(model, is_sharded=is_trained and self.forward_is_collective())
         keys.accept_wrapped(model)
         self._parameters.update(dict.fromkeys(model.parameters()))
         for optimizer in optimizers:
             strategies.move_state(optimizer, self.device)
-            strategies.replace_parameters(optimizer, self._shards)  # of models sharded earlier
+            # of models sharded earlier, or built on the meta device
+            strategies.replace_parameters(optimizer, self._shards)
             self._check_parameters(optimizer)
         ready = model
         if self._world_size > 1:
@@ -129,6 +134,18 @@ class Gradients:
         self.models.append(model)
         self.optimizers.extend(optimizers)
         return ready
+
+    def _place(self, model: nn.Module, *, is_sharded: bool) -> None:
+        """Move a model to the device in its precision, unless sharding it does so layer by layer."""
+        is_deferred = deferred.is_deferred(model)
+        is_offloaded = is_sharded and getattr(self._strategy, "offload", False)
+        if not is_offloaded and not is_deferred:
+            model.to(self.device)
+        precisions.attach(model, self._precision, self.device)
+        if is_deferred and not is_sharded:
+            self._shards |= deferred.materialize(model, self.device)
+        if self._world_size == 1 and getattr(self._strategy, "mixed_precision", None) is not None:
+            self._say("one rank computes without FSDP(mixed_precision=...), which acts on shards")
 
     def backward(self, loss: torch.Tensor, weight: float | None) -> bool:
         """Compute gradients; return whether the step's gradients are complete."""
@@ -158,6 +175,8 @@ class Gradients:
             if runtime.is_of_collective(error):
                 self._say_position()
             raise
+        if part.ends_group and self._ignored:
+            sharding.average(self._ignored)
         self._num_backwards += 1
         if rows is None and self.accumulate > 1:  # no loader determines the next batch's place
             self._sync(self._group.num_batches + 1 >= self.accumulate)
@@ -211,7 +230,7 @@ class Gradients:
         """Multiply the gradients of the group's earlier batches."""
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if gradients:
-            torch._foreach_mul_(gradients, factor)
+            sharding.multiply(gradients, factor)
 
     def _run_backward(self, loss: torch.Tensor, gradient: torch.Tensor | None, ends: bool) -> None:
         """Run a backward; DDP averages gradients in the backward that ends a group."""
@@ -425,9 +444,10 @@ class Gradients:
     def _shard(
         self, model: nn.Module, strategy: strategies.FSDP, optimizers: tuple[Optimizer, ...]
     ) -> nn.Module:
-        runtime.copy_from_main([*model.parameters(), *model.buffers()])
         whole = set(model.parameters())
         self._shards |= strategies.shard(model, strategy, self.device)
+        parameters = model.parameters()
+        self._ignored += [one for one in parameters if not hasattr(one, "device_mesh")]
         for optimizer in (*self.optimizers, *optimizers):
             strategies.replace_parameters(optimizer, self._shards)
         others = [parameter for parameter in self._parameters if parameter not in whole]
