@@ -1,10 +1,10 @@
 """Prepare a model: its parallelism, precision and activation checkpointing.
 
-strategy   ddp or fsdp, and their options
-sharding   mesh, policies and ignored parameters of fsdp
-deferred   values for a model that was built on the meta device
-parallel   the model that ``Session.setup`` returns on several ranks
-precision  the precision, and the loss scale of float16
-blocks     the layers of a model, which are sharded or recomputed one at a time
-keys       which key of a module a foreign key stands for
+strategy      ddp or fsdp, and their options
+fsdp_options  mesh, policies and ignored parameters of fsdp
+deferred      values for a model that was built on the meta device
+parallel      the model that ``Session.setup`` returns on several ranks
+precision     the precision, and the loss scale of float16
+blocks        the layers of a model, which are sharded or recomputed one at a time
+keys          which key of a module a foreign key stands for
 """

@@ -34,6 +34,9 @@ def materialize(
     Parameters that have values already are moved to the device. Raises UsageError if a module
     does not initialize what it holds.
     """
+    sharded = [name for name, one in model.named_parameters() if hasattr(one, "device_mesh")]
+    if sharded:
+        raise _sharded_first(sharded[0])
     new: dict[nn.Parameter, nn.Parameter] = {}
     for module in _inner_first(model, set()):
         unset = _allocate(module, device, new)
@@ -136,6 +139,14 @@ def _check_is_set(module: nn.Module, names: list[str]) -> None:
             is_set = tensor.dtype == torch.bool or bool((tensor != _mark(tensor.dtype)).any())
         if not is_set and tensor.numel():
             raise _not_set(module, name)
+
+
+def _sharded_first(name: str) -> UsageError:
+    return option_invalid(
+        f"{name} was sharded on the meta device, and has no values yet",
+        where="session.setup(model)",
+        fix="model.to_empty(device=...) and its initial values, before session.setup",
+    )
 
 
 def _not_set(module: nn.Module, name: str) -> UsageError:

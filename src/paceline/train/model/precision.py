@@ -17,7 +17,7 @@ from torch.utils import _pytree as tree
 
 from paceline.errors import SetupError, closest, option_invalid
 from paceline.machine.compiled import left_alone, not_compiled
-from paceline.train.model.sharding import by_kind
+from paceline.train.model.fsdp_options import by_kind
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 

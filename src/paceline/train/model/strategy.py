@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from paceline.errors import closest, option_contradicted, option_invalid
 from paceline.train import runtime
-from paceline.train.model import deferred, sharding
+from paceline.train.model import deferred, fsdp_options
 from paceline.train.model.blocks import blocks_of, has_forward
 
 if TYPE_CHECKING:
@@ -146,19 +146,19 @@ def replicate(model: nn.Module, options: DDP) -> DistributedDataParallel:
 def shard(
     model: nn.Module, options: FSDP, device: torch.device, mesh: DeviceMesh | None = None
 ) -> dict[nn.Parameter, nn.Parameter]:
-    """Shard a model in place, from rank 0's parameters; return the shard of each parameter.
+    """Shard a model in place; return the shard of each parameter.
 
     ``mesh`` has one dimension, over which is sharded, or two with names: replicas and shards. None
-    means all ranks. A model on the meta device gets its values here.
+    means all ranks. A model on the meta device gets its values here, those of rank 0.
     """
     from torch.distributed.fsdp import fully_shard  # the import takes most of a second
 
-    ignored = sharding.ignored_names(model, options.ignored_params)
+    ignored = fsdp_options.ignored_names(model, options.ignored_params)
     _check_scalars(model, ignored)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    mesh = mesh or sharding.mesh_of(options, device)
+    mesh = mesh or fsdp_options.mesh_of(options, device)
     layers = [*_layers(model, options.layers), model]
-    arguments = sharding.policies(options, device)
+    arguments = fsdp_options.policies(options, device)
 
     def shard_one(module: nn.Module) -> None:
         whole = {name: value for name, value in model.named_parameters() if name in ignored}
@@ -173,7 +173,6 @@ def shard(
     if deferred.is_deferred(model):
         deferred.materialize(model, device, complete)
     else:
-        runtime.copy_from_main([*model.parameters(), *model.buffers()])
         for layer in layers:
             shard_one(layer)
     shards = dict(model.named_parameters())

@@ -17,7 +17,7 @@ from paceline.machine.parameters import held_by
 from paceline.text import terminal
 from paceline.train import runtime
 from paceline.train.data import BatchTracker, Rows, not_of_samples
-from paceline.train.model import deferred, keys, parallel, sharding
+from paceline.train.model import deferred, fsdp_options, keys, parallel
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
 from paceline.train.session import averaging, checks, weights
@@ -82,7 +82,7 @@ class Gradients:
         self._shards: dict[nn.Parameter, nn.Parameter] = {}
         self._ignored: list[nn.Parameter] = []  # of fsdp, which does not average their gradients
         if isinstance(strategy, strategies.FSDP):
-            sharding.check(strategy, precision, world.world_size)
+            fsdp_options.check(strategy, precision, world.world_size)
         self.check = RankCheck(is_on=check_ranks and world.world_size > 1)  # compares ranks
         self._guard: StepGuard | None = None
         if world.world_size > 1:
@@ -136,7 +136,7 @@ class Gradients:
         return ready
 
     def _place(self, model: nn.Module, *, is_sharded: bool) -> None:
-        """Move a model to the device in its precision, unless sharding it does so layer by layer."""
+        """Move a model to the device in its precision, unless sharding does."""
         is_deferred = deferred.is_deferred(model)
         is_offloaded = is_sharded and getattr(self._strategy, "offload", False)
         if not is_offloaded and not is_deferred:
@@ -176,7 +176,7 @@ class Gradients:
                 self._say_position()
             raise
         if part.ends_group and self._ignored:
-            sharding.average(self._ignored)
+            fsdp_options.average(self._ignored)
         self._num_backwards += 1
         if rows is None and self.accumulate > 1:  # no loader determines the next batch's place
             self._sync(self._group.num_batches + 1 >= self.accumulate)
@@ -230,7 +230,7 @@ class Gradients:
         """Multiply the gradients of the group's earlier batches."""
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if gradients:
-            sharding.multiply(gradients, factor)
+            fsdp_options.multiply(gradients, factor)
 
     def _run_backward(self, loss: torch.Tensor, gradient: torch.Tensor | None, ends: bool) -> None:
         """Run a backward; DDP averages gradients in the backward that ends a group."""
@@ -444,6 +444,8 @@ class Gradients:
     def _shard(
         self, model: nn.Module, strategy: strategies.FSDP, optimizers: tuple[Optimizer, ...]
     ) -> nn.Module:
+        if not deferred.is_deferred(model):
+            runtime.copy_from_main([*model.parameters(), *model.buffers()])
         whole = set(model.parameters())
         self._shards |= strategies.shard(model, strategy, self.device)
         parameters = model.parameters()
