@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 from paceline import FSDP, Module, Session, Trainer
@@ -42,12 +42,21 @@ class Net(nn.Module):
         return self.head(x) * self.scale
 
 
+class Mixing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2)
+
+    def forward(self, x):
+        return x + self.attention(x, x, x)[0]
+
+
 class Attention(nn.Module):
     """Has parameters of its own beside its parts, a buffer, and a weight that two parts share."""
 
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList([nn.MultiheadAttention(WIDTH, 2, batch_first=True)])
+        self.blocks = nn.ModuleList([Mixing()])
         self.first = nn.Linear(WIDTH, WIDTH)
         self.head = nn.Linear(WIDTH, WIDTH, bias=False)
         self.head.weight = self.first.weight
@@ -61,11 +70,11 @@ class Attention(nn.Module):
     def forward(self, x):
         x = self.first(x) + self.table
         for block in self.blocks:
-            x = x + block(x.unsqueeze(0), x.unsqueeze(0), x.unsqueeze(0))[0].squeeze(0)
+            x = block(x.unsqueeze(0)).squeeze(0)
         return self.head(x).mean(1, keepdim=True)
 
 
-MODELS = {"net": Net, "meta": Net, "attention": Attention}
+MODELS = {"net": Net, "attention": Attention}
 
 
 def mesh_of(model):
@@ -84,10 +93,9 @@ LOSSES = {"one forward": parity.mse, "two forwards": doubled}
 
 def build(kind):
     torch.manual_seed(5)
-    if kind == "meta":
-        with torch.device("meta"):
-            return MODELS["meta"]()
-    return MODELS[kind]()
+    name, _, device = kind.partition(" on ")
+    with torch.device(device or "cpu"):
+        return MODELS[name]()
 
 
 def train(folder, strategy, kind="net", loss="one forward", accumulate=1, restore=False):
@@ -110,7 +118,7 @@ def train(folder, strategy, kind="net", loss="one forward", accumulate=1, restor
         epochs=4 if restore else 2,
         before_step=lambda: norms.append(float(session.clip_grad_norm(ready, 0.3))),
     )
-    session.save()
+    session.save(wait=True)
     return losses + norms, weights, mesh_of(model)
 
 
@@ -167,3 +175,174 @@ def test_a_training_goes_on_under_another_strategy(ranks, tmp_path, strategies):
     compare(ranks.run(train, folder, strategy, world_size=first), begun)
     arguments = (folder, other, "net", "one forward", 1, True)
     compare(ranks.run(train, *arguments, world_size=second), alone)
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "world_size"),
+    [
+        ("net", "ddp", 2),
+        ("net", "fsdp", 2),
+        ("net", FSDP(replicate=2, offload=True), 4),
+        ("net", FSDP(layers=(nn.Linear,), ignored_params={"head.weight"}), 3),
+        ("attention", "ddp", 2),
+        ("attention", "fsdp", 2),
+    ],
+)
+def test_a_model_on_the_meta_device_gets_the_values_of_one_rank(
+    ranks, tmp_path, model, strategy, world_size
+):
+    kind = f"{model} on meta"
+    (alone,) = ranks.run(train, str(tmp_path / "1"), "ddp", kind, world_size=1)
+    found = ranks.run(train, str(tmp_path / "2"), strategy, kind, world_size=world_size)
+    compare(found, alone)
+
+
+def values(kind):
+    model = build(kind)
+    Session(precision="64-true").setup(model)
+    return {name: value.tolist() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+def test_values_given_at_setup_are_of_the_right_size_and_tied_as_before(model):
+    on_meta, as_built = values(f"{model} on meta"), values(model)
+    assert on_meta.keys() == as_built.keys()
+    for name, expected in as_built.items():
+        spread, usual = torch.tensor(on_meta[name]).abs().max(), torch.tensor(expected).abs().max()
+        assert spread <= 3 * usual, name
+        assert (spread == 0) == (usual == 0), name
+
+
+class Forgets(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(2)])
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return self.blocks[0](x) * self.scale
+
+
+class SetsParts(Forgets):
+    """Sets the weights of its layers, as many do in one place."""
+
+    def reset_parameters(self):
+        nn.init.ones_(self.scale)
+        for block in self.blocks:
+            nn.init.normal_(block.first.weight)
+
+
+class SetsHalf(Forgets):
+    def reset_parameters(self):
+        pass
+
+
+KINDS = {"forgets": Forgets, "sets parts": SetsParts, "sets half": SetsHalf, "net": Net}
+
+
+def refused(kind, strategy, precision="32-true"):
+    try:
+        session = Session(strategy=strategy, precision=precision)
+        with torch.device("cpu" if kind == "net" else "meta"):
+            model = KINDS[kind]()
+        session.setup(model)
+    except PacelineError as error:
+        return error.finding.name, error.finding.what, error.finding.fix
+    return None
+
+
+HALF = MixedPrecisionPolicy(param_dtype=torch.float16)
+BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "precision", "what", "fix"),
+    [
+        ("net", FSDP(replicate=0), "32-true", "not a number of replicas", "FSDP(replicate=2)"),
+        ("net", FSDP(replicate=2), "32-true", "3 ranks cannot be divided", "FSDP(replicate=1)"),
+        ("net", FSDP(mixed_precision="bf16"), "32-true", "not a policy", "torch.distributed"),
+        ("net", FSDP(mixed_precision=BF16), "bf16-mixed", "both say", "leave out one"),
+        ("net", FSDP(mixed_precision=HALF), "32-true", "no loss scale", 'Session(precision="16'),
+        ("net", FSDP(ignored_params={"haed"}), "32-true", "no parameter 'haed'", "FSDP(ignored"),
+        ("net", FSDP(ignored_params={"head"}), "16-mixed", "cannot unscale", "Session(precision="),
+        ("forgets", "fsdp", "32-true", "sets scale of Forgets: it has no", "a method reset"),
+        ("sets half", "fsdp", "32-true", "reset_parameters does not set it", "a method reset"),
+        ("sets parts", "fsdp", "32-true", "such as blocks.0.first.weight", "initialize them in"),
+    ],
+)
+def test_what_does_not_fit_is_refused_on_all_ranks(ranks, kind, strategy, precision, what, fix):
+    for found in ranks.run(refused, kind, strategy, precision, world_size=3):
+        assert found is not None
+        assert found[0] in ("option-invalid", "option-contradicted")
+        assert what in found[1]
+        assert found[2].startswith(fix)
+
+
+@pytest.mark.parametrize("strategy", [FSDP(replicate=3), FSDP(mixed_precision=BF16)])
+def test_one_rank_takes_every_option(strategy):
+    assert refused("net", strategy) is None
+
+
+def one_step(by_hand):
+    """Return whole gradients and the type of a layer's output, under a policy that computes in bfloat16."""
+    torch.manual_seed(5)
+    model, outputs = Net(), []
+    model.blocks[0].second.register_forward_hook(lambda *found: outputs.append(found[2].dtype))
+    x, y = (part.float() for part in parity.rows())
+    x, y = (part[torch.distributed.get_rank() : 40 : 2] for part in (x, y))
+    if by_hand:
+        for layer in (*model.blocks, model):
+            fully_shard(layer, mp_policy=BF16)
+        nn.functional.mse_loss(model(x), y).backward()
+    else:
+        session = Session(strategy=FSDP(mixed_precision=BF16), run_dir="run")
+        session.setup(model)
+        session.backward(nn.functional.mse_loss(model(x), y))
+    grads = {name: each.grad.full_tensor() for name, each in model.named_parameters()}
+    assert {each.dtype for each in model.parameters()} == {torch.float32}
+    return {name: grad.tolist() for name, grad in grads.items()}, str(outputs[0])
+
+
+def test_a_policy_of_types_is_torchs(ranks):
+    by_hand = ranks.run(one_step, True, world_size=2)
+    assert ranks.run(one_step, False, world_size=2) == by_hand
+    assert by_hand[0][1] == "torch.bfloat16"
+
+
+class Task(Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def training_step(self, batch):
+        return parity.mse(self.net, batch)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.02)
+
+
+def fit(folder, strategy, device):
+    torch.manual_seed(5)
+    with torch.device(device):
+        task = Task()
+    trainer = Trainer(
+        run_dir=folder,
+        strategy=strategy,
+        precision="64-true",
+        max_epochs=2,
+        seed=1,
+        enable_progress_bar=False,
+        gradient_clip_val=0.3,
+    )
+    trainer.fit(task, DataLoader(TensorDataset(*parity.rows()), parity.BATCH, shuffle=True))
+    return [], parity.weights_of(task)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_trainer_takes_the_same_options(ranks, tmp_path, device):
+    strategy = FSDP(replicate=2, ignored_params={"net.head"})
+    (alone,) = ranks.run(fit, str(tmp_path / "1"), "ddp", device, world_size=1)
+    for _, weights in ranks.run(fit, str(tmp_path / "4"), strategy, device, world_size=4):
+        for name, expected in alone[1].items():
+            difference = torch.tensor(weights[name]) - torch.tensor(expected)
+            assert difference.abs().max() <= parity.TOLERANCE, name

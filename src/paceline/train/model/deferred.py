@@ -8,6 +8,7 @@ numbers, on any number of ranks, and a rank never needs memory for more than one
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -111,7 +112,10 @@ def _reset(module: nn.Module, reset: Callable[[], Any]) -> None:
         for name, parameter in parameters.items()
         if hasattr(parameter, "device_mesh")
     }
-    reset()
+    with warnings.catch_warnings():
+        # Of random numbers for shards on CPUs, which are refused below.
+        warnings.filterwarnings("ignore", "DTensor random operators")
+        reset()
     if not shards:
         return
     changed = [

@@ -272,7 +272,7 @@ def clip_norm(what: Any, max_norm: float, norm_type: float) -> torch.Tensor:
         return _whole(nn.utils.clip_grad_norm_(held, max_norm, norm_type))
     gradients = [[cast(torch.Tensor, one.grad) for one in group] for group in groups]
     norms = [_whole(nn.utils.get_total_norm(group, norm_type)) for group in gradients]
-    norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     factor = float((max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch does
     for group in gradients:
         torch._foreach_mul_(group, factor)
