@@ -17,7 +17,7 @@ from paceline.machine.parameters import held_by
 from paceline.text import terminal
 from paceline.train import runtime
 from paceline.train.data import BatchTracker, Rows, not_of_samples
-from paceline.train.model import deferred, fsdp_options, keys, parallel
+from paceline.train.model import deferred, fsdp_options, keys, parallel, wrapping
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
 from paceline.train.session import averaging, checks, weights
@@ -126,7 +126,7 @@ class Gradients:
             strategies.move_state(optimizer, self.device)
             # of models sharded earlier, or built on the meta device
             strategies.replace_parameters(optimizer, self._shards)
-            self._check_parameters(optimizer)
+            self._check_parameters(optimizer, model)
         ready = model
         if self._world_size > 1:
             ready = self._make_parallel(model, optimizers)
@@ -456,14 +456,16 @@ class Gradients:
         self._parameters = dict.fromkeys([*others, *model.parameters()])
         return model
 
-    def _check_parameters(self, optimizer: Optimizer) -> None:
+    def _check_parameters(self, optimizer: Optimizer, model: nn.Module) -> None:
         held = set(held_by(optimizer))
-        num_foreign = len(held - set(self._parameters))
-        if not num_foreign:
+        foreign = held - set(self._parameters)
+        if not foreign:
             return
+        if error := wrapping.made_too_early(type(optimizer).__name__, foreign, model):
+            raise error
         raise UsageError.of(
             "optimizer-of-other-model",
-            f"{num_foreign} of the {len(held)} parameters of {type(optimizer).__name__} are not"
+            f"{len(foreign)} of the {len(held)} parameters of {type(optimizer).__name__} are not"
             " the model's",
             where="session.setup(model, optimizer)",
             why="its steps would leave the model as it is",
