@@ -3,6 +3,7 @@
 strategy      ddp or fsdp, and their options
 fsdp_options  mesh, policies and ignored parameters of fsdp
 wrapping      optimizers that were made before a model was sharded
+whole_matrix  optimizers whose step on shards is another than on whole matrices
 deferred      values for a model that was built on the meta device
 parallel      the model that ``Session.setup`` returns on several ranks
 precision     the precision, and the loss scale of float16

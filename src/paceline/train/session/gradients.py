@@ -17,7 +17,7 @@ from paceline.machine.parameters import held_by
 from paceline.text import terminal
 from paceline.train import runtime
 from paceline.train.data import BatchTracker, Rows, not_of_samples
-from paceline.train.model import deferred, fsdp_options, keys, parallel, wrapping
+from paceline.train.model import deferred, fsdp_options, keys, parallel, whole_matrix, wrapping
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
 from paceline.train.session import averaging, checks, weights
@@ -130,6 +130,8 @@ class Gradients:
         ready = model
         if self._world_size > 1:
             ready = self._make_parallel(model, optimizers)
+        for optimizer in optimizers:
+            whole_matrix.check(optimizer)
         self._outside.watch(model)
         self.models.append(model)
         self.optimizers.extend(optimizers)
