@@ -39,9 +39,9 @@ def check(optimizer: Optimizer) -> None:
     """
     for group, parameter in _kinds(optimizer):
         with torch.random.fork_rng(_devices(parameter)):
-            part = _difference(optimizer, group, parameter)
-        if runtime.maxima([part is not None])[0]:
-            raise _refused(type(optimizer).__name__, part)
+            evidence = _objection(optimizer, group, parameter)
+        if runtime.maxima([evidence is not None])[0]:
+            raise _refused(type(optimizer).__name__, evidence or "seen on another rank")
 
 
 def _kinds(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], Any]]:
@@ -66,28 +66,35 @@ def _devices(parameter: torch.Tensor) -> list[torch.device]:
     return [] if parameter.device.type == "cpu" else [parameter.device]
 
 
-def _difference(optimizer: Optimizer, group: dict[str, Any], parameter: Any) -> float | None:
-    """Return how far steps on shards lead from those on the whole, as a part of these.
+def _objection(optimizer: Optimizer, group: dict[str, Any], parameter: Any) -> str | None:
+    """Return what steps on shards did otherwise than those on the whole; a collective.
 
-    None if that is not more than rounding, or not known. A collective.
+    None if that is nothing but rounding, or if the optimizer could not be tried on the whole.
     """
     start, gradient = _matrix(parameter, seed=1), _matrix(parameter, seed=2).flip(0)
     rounded = gradient * (1 + _BFLOAT16_EPS * _matrix(parameter, seed=3).sign())
-    whole, again, moved = (
-        _stepped(optimizer, group, start.clone(), one) for one in (gradient, gradient, rounded)
-    )
-    sharded = _stepped(optimizer, group, _cut(start, parameter), _cut(gradient, parameter))
-    results = (whole, again, moved, sharded)
-    # A rank that failed alone must not leave the others in a collective.
-    if runtime.maxima([any(one is None for one in results)])[0]:
+    whole = _stepped(optimizer, group, start.clone(), gradient)
+    again = _stepped(optimizer, group, start.clone(), gradient)
+    moved = _stepped(optimizer, group, start.clone(), rounded)
+    # A rank that fails alone must not leave the others in a collective, here and below.
+    if runtime.maxima([not _are_equal(whole, again) or isinstance(moved, str)])[0]:
         return None
-    whole, again, moved, sharded = map(_whole, results)
-    if not torch.equal(whole, again):  # its steps are random
-        return None
-    part, rounding = differs(start, whole, sharded), differs(start, whole, moved)
+    assert isinstance(whole, torch.Tensor)
+    assert isinstance(moved, torch.Tensor)
+    result = _stepped(optimizer, group, _cut(start, parameter), _cut(gradient, parameter))
+    if runtime.maxima([isinstance(result, str)])[0]:
+        return result if isinstance(result, str) else None
+    assert isinstance(result, torch.Tensor)
+    part, rounding = differs(start, whole, _whole(result)), differs(start, whole, moved)
     if part is None or rounding is None or part <= _TOLERANCE + _ROUNDINGS * rounding:
         return None
-    return part
+    return f"after {_NUM_STEPS} steps on a small matrix they are apart by {part:.0%} of the way"
+
+
+def _are_equal(result: Any, other: Any) -> bool:
+    """Return whether two runs gave the same tensor; not if they failed, or are random."""
+    is_failure = isinstance(result, str) or isinstance(other, str)
+    return not is_failure and torch.equal(result, other)
 
 
 def _whole(result: Any) -> torch.Tensor:
@@ -132,19 +139,19 @@ def _stepped(
     group: dict[str, Any],
     start: torch.Tensor,  # becomes the parameter
     gradient: torch.Tensor,
-) -> torch.Tensor | None:
-    """Return a parameter after a few steps of a copy of an optimizer; None if it cannot."""
+) -> torch.Tensor | str:
+    """Return a parameter after a few steps of a copy of an optimizer, or why there is none."""
     parameter = nn.Parameter(start)
     try:
         twin = _twin(optimizer, group, parameter)
         if twin is None:
-            return None
+            return "it wraps another optimizer"
         step = getattr(type(optimizer).step, "__wrapped__", type(optimizer).step)  # without hooks
         for number in range(_NUM_STEPS):
             parameter.grad = gradient * (1 + number)
             step(twin)
-    except Exception:  # of any optimizer; on shards it will say the same in its first step
-        return None
+    except Exception as error:  # of any kind, since it may be anybody's optimizer
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return parameter.detach()
 
 
@@ -181,13 +188,12 @@ def _reaches(value: Any, held: set[int], depth: int = 3) -> bool:
     return is_nested and any(_reaches(part, held, depth - 1) for part in parts)
 
 
-def _refused(kind: str, part: float | None) -> UsageError:
-    measured = "" if part is None else f" by {part:.0%} of a step"
+def _refused(kind: str, evidence: str) -> UsageError:
     return UsageError.of(
         "optimizer-needs-whole-matrices",
-        f"{kind} steps otherwise on shards than on whole matrices{measured}",
+        f"{kind} does not step on shards as on whole matrices",
         where="session.setup(model, optimizer)",
-        evidence=("tried at setup: the same small matrix and gradient, whole and in shards",),
-        why="each rank would update its rows as if they were the whole matrix",
+        evidence=(evidence,),
+        why="each rank would update its rows as if they were the whole matrix, or fail",
         fix='Session(strategy="ddp"), or an optimizer for shards, such as torch.optim.Muon',
     )
