@@ -46,7 +46,9 @@ def materialize(
             reset = getattr(module, "_reset_parameters", None)  # of nn.MultiheadAttention
         if reset is not None and (unset or not _holds_tensors(module)):
             _reset(module, reset)
-        _check_is_set(module, unset)
+        for name in unset:
+            if reset is None or getattr(module, name).isnan().any():
+                raise _not_set(module, name)
         complete(module)
     return new
 
@@ -94,14 +96,10 @@ def _like(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
 
 
 def _without_values(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return memory for a tensor, filled with what shows that nothing has set it."""
-    return torch.full_like(tensor, _mark(tensor.dtype), device=device, requires_grad=False)
-
-
-def _mark(dtype: torch.dtype) -> Any:
-    if dtype.is_floating_point or dtype.is_complex:
-        return float("nan")
-    return False if dtype == torch.bool else torch.iinfo(dtype).min
+    """Return memory for a tensor: NaN where it can show that nothing has set it, else 0."""
+    can_show = tensor.is_floating_point() or tensor.is_complex()
+    fill = float("nan") if can_show else 0
+    return torch.full_like(tensor, fill, device=device, requires_grad=False)
 
 
 def _reset(module: nn.Module, reset: Callable[[], Any]) -> None:
@@ -132,17 +130,6 @@ def _reset(module: nn.Module, reset: Callable[[], Any]) -> None:
             why="each rank would draw other numbers for its shard",
             fix="initialize them in reset_parameters of the layer that holds them",
         )
-
-
-def _check_is_set(module: nn.Module, names: list[str]) -> None:
-    for name in names:
-        tensor = getattr(module, name)
-        if tensor.is_floating_point() or tensor.is_complex():
-            is_set = not bool(tensor.isnan().any())
-        else:  # a bool has no value that could show it
-            is_set = tensor.dtype == torch.bool or bool((tensor != _mark(tensor.dtype)).any())
-        if not is_set and tensor.numel():
-            raise _not_set(module, name)
 
 
 def _sharded_first(name: str) -> UsageError:

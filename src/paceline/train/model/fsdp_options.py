@@ -1,12 +1,13 @@
-"""Choose the mesh, policies and parameters with which ``fully_shard`` is called.
+"""Choose the mesh, policies and parameters with which ``fully_shard`` is called: fsdp's options.
 
 Pure but for ``mesh_of``, which makes process groups, and ``average``, which reduces gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,10 +17,37 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from paceline.errors import closest, option_contradicted, option_invalid
 
 if TYPE_CHECKING:
-    from paceline.train.model.precision import Precision
-    from paceline.train.model.strategy import FSDP
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
-Item = TypeVar("Item")
+    from paceline.train.model.precision import Precision
+
+
+@dataclass(frozen=True)
+class FSDP:
+    """Every rank holds a shard of parameters, gradients and optimizer state (``fully_shard``).
+
+    Attributes:
+        layers: Classes of the modules that are gathered and freed one at a time. None means the
+            entries of every ``ModuleList`` that is not inside such an entry, or else of a top-level
+            ``Sequential``, without those that share a parameter with another part of the model.
+        reshard_after_forward: Whether a layer is freed between forward and backward: less memory,
+            more traffic.
+        replicate: Number of replicas of the model, each sharded over an equal number of ranks that
+            follow each other, such as those of a node (HSDP).
+        offload: Whether parameters, gradients and optimizer state are kept in the memory of the
+            CPU; without effect if it computes on the CPU.
+        mixed_precision: torch's policy of the types in which layers compute and gradients are
+            reduced, beside ``precision="32-true"``. None means the session's precision.
+        ignored_params: Parameters, or names of parameters or modules, that every rank holds whole.
+            Their gradients are averaged when a step is complete.
+    """
+
+    layers: tuple[type[nn.Module], ...] | None = None
+    reshard_after_forward: bool = True
+    replicate: int = 1
+    offload: bool = False
+    mixed_precision: MixedPrecisionPolicy | None = None
+    ignored_params: Collection[nn.Parameter | str] = field(default=(), compare=False)
 
 
 def check(options: FSDP, precision: Precision, world_size: int) -> None:
@@ -122,20 +150,6 @@ def _unknown(model: nn.Module, item: Any, named: dict[str, nn.Parameter]) -> Exc
         where="FSDP(ignored_params=...)",
         fix=f"FSDP(ignored_params={{{near or next(iter(named), 'weight')!r}}})",
     )
-
-
-def by_kind(items: Iterable[Item], tensor_of: Callable[[Item], Any]) -> list[list[Item]]:
-    """Return items in groups whose tensors torch computes together: plain, or of one mesh."""
-    groups: dict[Any, list[Item]] = {}
-    for item in items:
-        groups.setdefault(getattr(tensor_of(item), "device_mesh", None), []).append(item)
-    return list(groups.values())
-
-
-def multiply(tensors: Iterable[torch.Tensor], factor: float) -> None:
-    """Multiply tensors in place, plain ones and shards."""
-    for group in by_kind(tensors, lambda tensor: tensor):
-        torch._foreach_mul_(group, factor)
 
 
 @torch.no_grad()

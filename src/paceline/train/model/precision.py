@@ -17,7 +17,6 @@ from torch.utils import _pytree as tree
 
 from paceline.errors import SetupError, closest, option_invalid
 from paceline.machine.compiled import left_alone, not_compiled
-from paceline.train.model.fsdp_options import by_kind
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 
@@ -267,16 +266,29 @@ class _Verdict:
 def clip_norm(what: Any, max_norm: float, norm_type: float) -> torch.Tensor:
     """Scale gradients down to a norm; return the norm before as a plain tensor."""
     held = [parameter for parameter in parameters_of(what) if parameter.grad is not None]
-    groups = by_kind(held, lambda parameter: parameter.grad)
-    if len(groups) < 2:
+    gradients = _by_kind([cast(torch.Tensor, one.grad) for one in held])
+    if len(gradients) < 2:
         return _whole(nn.utils.clip_grad_norm_(held, max_norm, norm_type))
-    gradients = [[cast(torch.Tensor, one.grad) for one in group] for group in groups]
     norms = [_whole(nn.utils.get_total_norm(group, norm_type)) for group in gradients]
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     factor = float((max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch does
     for group in gradients:
         torch._foreach_mul_(group, factor)
     return norm
+
+
+def multiply(tensors: Iterable[torch.Tensor], factor: float) -> None:
+    """Multiply tensors in place, plain ones and shards."""
+    for group in _by_kind(tensors):
+        torch._foreach_mul_(group, factor)
+
+
+def _by_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Return tensors in groups that torch computes together: plain ones, or those of one mesh."""
+    groups: dict[Any, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    return list(groups.values())
 
 
 def _whole(norm: Any) -> torch.Tensor:

@@ -6,7 +6,7 @@ torch's own wrappers do the work.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,7 +21,6 @@ from paceline.train.model.blocks import blocks_of, has_forward
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy
 
 
 @dataclass(frozen=True)
@@ -46,34 +45,7 @@ class DDP:
     sync_batchnorm: bool = False
 
 
-@dataclass(frozen=True)
-class FSDP:
-    """Every rank holds a shard of parameters, gradients and optimizer state (``fully_shard``).
-
-    Attributes:
-        layers: Classes of the modules that are gathered and freed one at a time. None means the
-            entries of every ``ModuleList`` that is not inside such an entry, or else of a top-level
-            ``Sequential``, without those that share a parameter with another part of the model.
-        reshard_after_forward: Whether a layer is freed between forward and backward: less memory,
-            more traffic.
-        replicate: Number of replicas of the model, each sharded over an equal number of ranks that
-            follow each other, such as those of a node (HSDP).
-        offload: Whether parameters, gradients and optimizer state are kept in the memory of the
-            CPU; without effect if it computes on the CPU.
-        mixed_precision: torch's policy of the types in which layers compute and gradients are
-            reduced, beside ``precision="32-true"``. None means the session's precision.
-        ignored_params: Parameters, or names of parameters or modules, that every rank holds whole.
-            Their gradients are averaged when a step is complete.
-    """
-
-    layers: tuple[type[nn.Module], ...] | None = None
-    reshard_after_forward: bool = True
-    replicate: int = 1
-    offload: bool = False
-    mixed_precision: MixedPrecisionPolicy | None = None
-    ignored_params: Collection[nn.Parameter | str] = field(default=(), compare=False)
-
-
+FSDP = fsdp_options.FSDP
 Strategy = DDP | FSDP
 
 

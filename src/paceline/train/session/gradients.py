@@ -232,7 +232,7 @@ class Gradients:
         """Multiply the gradients of the group's earlier batches."""
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if gradients:
-            fsdp_options.multiply(gradients, factor)
+            precisions.multiply(gradients, factor)
 
     def _run_backward(self, loss: torch.Tensor, gradient: torch.Tensor | None, ends: bool) -> None:
         """Run a backward; DDP averages gradients in the backward that ends a group."""

@@ -1,7 +1,8 @@
 """Check the order in which a model is sharded, made tensor parallel, and given to an optimizer.
 
-What is reported was seen with torch 2.13. Of a wrong order only what stands in one function, and is
-reached whenever the earlier statement was, is reported.
+Reported is what torch 2.13 does in silence. It refuses other orders itself, such as a model that is
+sharded before its blocks. Both statements have to be in one function, and the second is reached
+whenever the first was.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LAYERS = ("Linear", "Embedding", "LayerNorm", "RMSNorm", "Conv1d", "Conv2d", "C
 
 
 def wrapping_order(script: Script) -> Iterator[Finding]:
-    """Find optimizers of replaced parameters, and ``fully_shard`` in an order that cannot be right.
+    """Find optimizers of replaced parameters, and blocks that are sharded without their model.
 
     Nothing is reported where a library may replace the parameters of optimizers itself.
     """
@@ -30,8 +31,6 @@ def wrapping_order(script: Script) -> Iterator[Finding]:
         return
     calls = [*_calls(script, _SHARDS), *_calls(script, _CUTS), *_calls(script, _MOVES)]
     yield from _optimizers_too_early(script, calls)
-    yield from _model_before_its_parts(script)
-    yield from _cut_after_sharding(script)
     yield from _model_left_out(script)
 
 
@@ -127,38 +126,6 @@ def _is_renewed(script: Script, model: str, made: ast.expr) -> bool:
     later = (value.value for value in script.assigned(model, made))
     others = [value for value in later if value.lineno > made.lineno]
     return any(last(value) not in (_SHARDS, _CUTS, _MOVES) for value in others)
-
-
-def _model_before_its_parts(script: Script) -> Iterator[Finding]:
-    calls = _calls(script, _SHARDS)
-    for whole in calls:
-        name = dotted(whole.args[0])
-        parts = [call for call in calls if name in _modules(script, call)[1:]]
-        for part in parts if name else ():
-            if _follows(script, part, whole):
-                yield script.finding(
-                    "wrapping-order",
-                    whole,
-                    f"fully_shard({name}) comes before its parts (line {part.lineno})",
-                    why="the first forward fails: value was None when it should not be",
-                    fix=f"fully_shard({name}) after line {part.lineno}",
-                )
-                break
-
-
-def _cut_after_sharding(script: Script) -> Iterator[Finding]:
-    for cut in _calls(script, _CUTS):
-        for shard in _calls(script, _SHARDS):
-            name = dotted(shard.args[0])
-            if name and name == dotted(cut.args[0]) and _follows(script, cut, shard):
-                yield script.finding(
-                    "wrapping-order",
-                    shard,
-                    f"fully_shard({name}) comes before parallelize_module (line {cut.lineno})",
-                    why="torch cannot cut a shard again: it is on a different device mesh",
-                    fix=f"fully_shard({name}) after line {cut.lineno}",
-                )
-                break
 
 
 def _model_left_out(script: Script) -> Iterator[Finding]:
