@@ -281,6 +281,22 @@ def test_one_rank_takes_every_option(strategy):
     assert refused("net", strategy) is None
 
 
+def at_once(name):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), **{name: True} if name else {})
+    try:
+        Session(strategy=FSDP(ignored_params={"head"})).setup(model, optimizer)
+    except PacelineError as error:
+        return error.finding.where
+    return None
+
+
+@pytest.mark.parametrize("name", ["foreach", "fused", ""])
+def test_a_step_of_all_at_once_does_not_fit_whole_parameters_beside_shards(ranks, name):
+    where = "FSDP(ignored_params=...)" if name else None
+    assert ranks.run(at_once, name, world_size=2) == [where] * 2
+
+
 def one_step(by_hand):
     """Return whole gradients and the type of a layer's output, under a policy that computes in bfloat16."""
     torch.manual_seed(5)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.optim import Optimizer
 
 from paceline.errors import closest, option_contradicted, option_invalid
 
@@ -173,3 +174,32 @@ def average(parameters: Collection[nn.Parameter], group: dist.ProcessGroup | Non
 
 def _zeros(parameter: nn.Parameter) -> torch.Tensor:
     return torch.zeros_like(parameter, requires_grad=False)
+
+
+def step_one_by_one(optimizer: Optimizer) -> None:
+    """Make an optimizer step parameters one by one where a group has whole ones beside shards.
+
+    torch steps many at once on GPUs, and cannot do so with both kinds. Raises UsageError if the
+    optimizer was told to.
+    """
+    mixed = [group for group in optimizer.param_groups if _is_mixed(group)]
+    if any(group.get("foreach") or group.get("fused") for group in mixed):
+        raise option_contradicted(
+            f"{type(optimizer).__name__} steps all parameters of a group at once, and torch cannot"
+            " do so with shards and whole parameters",
+            where="FSDP(ignored_params=...)",
+            fix="a group of their own, or an optimizer without foreach=True and fused=True",
+        )
+    if mixed:
+        optimizer.register_step_pre_hook(_leave_foreach)
+
+
+def _leave_foreach(optimizer: Optimizer, *_: Any) -> None:
+    # Before each step, since a checkpoint brings the options of its own groups.
+    for group in optimizer.param_groups:
+        if "foreach" in group and _is_mixed(group):
+            group["foreach"] = False
+
+
+def _is_mixed(group: dict[str, Any]) -> bool:
+    return len({hasattr(parameter, "device_mesh") for parameter in group["params"]}) > 1

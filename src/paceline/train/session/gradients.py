@@ -454,6 +454,7 @@ class Gradients:
         self._ignored += [one for one in parameters if not hasattr(one, "device_mesh")]
         for optimizer in (*self.optimizers, *optimizers):
             strategies.replace_parameters(optimizer, self._shards)
+            fsdp_options.step_one_by_one(optimizer)
         others = [parameter for parameter in self._parameters if parameter not in whole]
         self._parameters = dict.fromkeys([*others, *model.parameters()])
         return model
