@@ -131,14 +131,14 @@ def ignored_names(model: nn.Module, ignored: Collection[nn.Parameter | str]) -> 
     held: set[nn.Parameter] = set()
     for item in ignored:
         is_name = isinstance(item, str)
-        found = [
+        matching = [
             parameter
             for name, parameter in named.items()
             if (f"{name}.".startswith(f"{item}.") if is_name else parameter is item)
         ]
-        if not found:
+        if not matching:
             raise _unknown(model, item, named)
-        held.update(found)
+        held.update(matching)
     return {name for name, parameter in named.items() if parameter in held}
 
 
@@ -180,7 +180,7 @@ def step_one_by_one(optimizer: Optimizer) -> None:
     """Make an optimizer step parameters one by one where a group has whole ones beside shards.
 
     torch steps many at once on GPUs, and cannot do so with both kinds. Raises UsageError if the
-    optimizer was told to.
+    optimizer has an option that requires it.
     """
     mixed = [group for group in optimizer.param_groups if _is_mixed(group)]
     if any(group.get("foreach") or group.get("fused") for group in mixed):
@@ -188,7 +188,7 @@ def step_one_by_one(optimizer: Optimizer) -> None:
             f"{type(optimizer).__name__} steps all parameters of a group at once, and torch cannot"
             " do so with shards and whole parameters",
             where="FSDP(ignored_params=...)",
-            fix="a group of their own, or an optimizer without foreach=True and fused=True",
+            fix="a separate group, or an optimizer without foreach=True and fused=True",
         )
     if mixed:
         optimizer.register_step_pre_hook(_leave_foreach)

@@ -46,12 +46,12 @@ def check(optimizer: Optimizer) -> None:
 
 def _kinds(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], Any]]:
     """Yield groups that differ in their options, each with a sharded matrix of it."""
-    seen: set[tuple[str, int]] = set()
+    tried: set[tuple[str, int]] = set()
     for group in optimizer.param_groups:
         sharded = next((one for one in group["params"] if _is_sharded_matrix(one)), None)
         key = repr(sorted((k, v) for k, v in group.items() if k not in _OF_PARAMETERS))
-        if sharded is not None and (key, sharded.dim()) not in seen and len(seen) < _MOST_KINDS:
-            seen.add((key, sharded.dim()))
+        if sharded is not None and (key, sharded.dim()) not in tried and len(tried) < _MOST_KINDS:
+            tried.add((key, sharded.dim()))
             yield group, sharded
 
 
@@ -104,7 +104,7 @@ def _whole(result: Any) -> torch.Tensor:
 def differs(start: torch.Tensor, whole: torch.Tensor, sharded: torch.Tensor) -> float | None:
     """Return the norm of the difference of two results, relative to the way to the first. Pure.
 
-    None if there is no way, or it has no length.
+    None if the first has not moved, or is not finite.
     """
     length = float((whole.double() - start.double()).norm())
     apart = float((whole.double() - sharded.double()).norm())

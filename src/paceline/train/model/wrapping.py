@@ -36,10 +36,10 @@ def made_too_early(
         present.setdefault(tuple(parameter.shape), []).append(parameter)
     for earlier in foreign:
         candidates = present.get(tuple(earlier.shape), [])
-        found = [step for now in candidates if (step := _replaced_by(earlier, now))]
-        if not found:
+        replaced_by = [step for now in candidates if (step := _replaced_by(earlier, now))]
+        if not replaced_by:
             return None
-        steps[found[0]] += 1
+        steps[replaced_by[0]] += 1
     step = steps.most_common(1)[0][0]
     return UsageError.of(
         "wrapping-order",

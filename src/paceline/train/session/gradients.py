@@ -78,7 +78,7 @@ class Gradients:
         self._num_losses = 0  # losses inspected so far
         self._num_backwards, self._rank = 0, world.rank
         self._without_graph: set[DistributedDataParallel] = set()  # DDP has no static graph yet
-        # parameter to its shard, with fsdp, or to the one that replaced it on the meta device
+        # parameter to its shard, with fsdp, or to what replaced it on the meta device
         self._shards: dict[nn.Parameter, nn.Parameter] = {}
         self._ignored: list[nn.Parameter] = []  # of fsdp, which does not average their gradients
         if isinstance(strategy, strategies.FSDP):
