@@ -182,6 +182,7 @@ CODES = {
     "loss-differs": "DAT019",
     "loss-mixes-rows": "DAT020",
     "loop-draws-numbers": "DAT022",
+    "optimizer-needs-whole-matrices": "DAT030",
     "checkpoint-damaged": "CKP001",
     "checkpoint-other-model": "CKP002",
     "checkpoint-missing": "CKP003",
@@ -262,4 +263,5 @@ CODES = {
     "backward-not-accelerator": "SCR019",
     "map-location-missing": "SCR020",
     "folder-race": "SCR021",
+    "wrapping-order": "SCR022",
 }

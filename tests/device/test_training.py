@@ -20,7 +20,7 @@ def trains_in_float64():
     from torch import nn
     from torch.utils.data import Dataset
 
-    from paceline import Session
+    from paceline import FSDP, Session
 
     class Noisy(Dataset):
         """Rows with draws of their own, which follow from the seed and the sample."""
@@ -33,6 +33,11 @@ def trains_in_float64():
             return x + 0.1 * torch.randn(6, dtype=torch.float64), x.sum()
 
     folder, until, strategy = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    strategies = {
+        "offloaded": FSDP(offload=True),
+        "replicas": FSDP(replicate=2, ignored_params={"2.weight"}),
+    }
+    strategy = strategies.get(strategy, strategy)
     session = Session(precision="64-true", seed=3, run_dir=folder, loggers=(), strategy=strategy)
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 1))
@@ -60,7 +65,9 @@ def losses_of(output):
     return {int(step): loss for step, loss in json.loads(output.splitlines()[-1]).items()}
 
 
-@pytest.mark.parametrize("case", ["alone", "three ranks", "sharded", "stopped"])
+@pytest.mark.parametrize(
+    "case", ["alone", "three ranks", "sharded", "offloaded", "replicas", "stopped"]
+)
 def test_losses_are_those_of_the_cpu(on_device, case):
     """On one rank and several, whole or sharded, and after a stop that goes on on more ranks."""
 
@@ -78,6 +85,11 @@ def test_losses_are_those_of_the_cpu(on_device, case):
         found = {**first, **rest}
     elif case == "sharded":
         found = train("run", ranks=2, strategy="fsdp")
+    elif case == "offloaded":
+        first = train("run", until=7, ranks=2, strategy="offloaded")
+        found = {**first, **train("run", ranks=2, strategy="offloaded")}
+    elif case == "replicas":
+        found = train("run", ranks=4, strategy="replicas")
     else:
         found = train("run", ranks=1 if case == "alone" else 3, copy_ms=1)
     assert found == pytest.approx(expected, abs=1e-10)

@@ -73,6 +73,7 @@ PRIVATE: dict[str, tuple[str, ...]] = {
         "_load_state_dict_pre_hooks",
         "_parameters",
     ),
+    "torch.nn.MultiheadAttention": ("_reset_parameters",),
     "torch.nn.parallel.DistributedDataParallel": (
         "_comm_hooks",
         "_get_ddp_logging_data",

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim import Optimizer
 
 from paceline.errors import UsageError, option_contradicted
 from paceline.train.model.mesh import DataRanks
@@ -116,16 +115,6 @@ def _is_over(parameter: Any, ranks: set[int]) -> bool:
 def _is_fully_sharded(module: nn.Module) -> bool:
     # By name: importing torch's class takes most of a second.
     return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
-
-
-def update_singly(optimizer: Optimizer) -> None:
-    """Let an optimizer update parameters one at a time where some are DTensors and some are not.
-
-    On accelerators torch updates lists by default, and its list functions refuse such a mixture.
-    """
-    for group in optimizer.param_groups:
-        if group.get("foreach", True) is None and len(set(map(is_dtensor, group["params"]))) > 1:
-            group["foreach"] = False
 
 
 class Copies(NamedTuple):

@@ -6,18 +6,22 @@ torch's own wrappers do the work.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.errors import SetupError, closest, option_contradicted, option_invalid
+from paceline.train import runtime
+from paceline.train.model import deferred, fsdp_options
 from paceline.train.model.blocks import blocks_of, has_forward
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True)
@@ -42,22 +46,7 @@ class DDP:
     sync_batchnorm: bool = False
 
 
-@dataclass(frozen=True)
-class FSDP:
-    """Every rank holds a shard of parameters, gradients and optimizer state (``fully_shard``).
-
-    Attributes:
-        layers: Classes of the modules that are gathered and freed one at a time. None means the
-            entries of every ``ModuleList`` that is not inside such an entry, or else of a top-level
-            ``Sequential``, without those that share a parameter with another part of the model.
-        reshard_after_forward: Whether a layer is freed between forward and backward: less memory,
-            more traffic.
-    """
-
-    layers: tuple[type[nn.Module], ...] | None = None
-    reshard_after_forward: bool = True
-
-
+FSDP = fsdp_options.FSDP
 Strategy = DDP | FSDP
 
 
@@ -109,7 +98,7 @@ def check_whole(model: nn.Module) -> None:
 
 
 def replicate(
-    model: nn.Module, options: DDP, group: dist.ProcessGroup | None = None
+    model: nn.Module, options: DDP, group: runtime.Group = None
 ) -> DistributedDataParallel:
     """Return a ``DistributedDataParallel`` around a model, over a group or all ranks.
 
@@ -170,19 +159,35 @@ def replicate_sharded(
 def shard(
     model: nn.Module, options: FSDP, device: torch.device, mesh: DeviceMesh | None = None
 ) -> dict[nn.Parameter, nn.Parameter]:
-    """Shard a model in place, over a mesh or all ranks; return the shard of each parameter.
+    """Shard a model in place; return the shard of each parameter.
 
-    A mesh of two dimensions replicates over the first.
+    ``mesh`` has one dimension, over which is sharded, or two with names: replicas and shards. None
+    means all ranks. A model on the meta device gets its values here, those of rank 0.
     """
     from torch.distributed.fsdp import fully_shard  # the import takes most of a second
 
-    _check_scalars(model)
+    ignored = fsdp_options.ignored_names(model, options.ignored_params)
+    _check_scalars(model, ignored)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    if mesh is None:
-        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for layer in _layers(model, options.layers):
-        fully_shard(layer, mesh=mesh, reshard_after_forward=options.reshard_after_forward)
-    fully_shard(model, mesh=mesh, reshard_after_forward=options.reshard_after_forward)
+    mesh = mesh or fsdp_options.mesh_of(options, device)
+    layers = [*_layers(model, options.layers), model]
+    arguments = fsdp_options.policies(options, device)
+
+    def shard_one(module: nn.Module) -> None:
+        whole = {name: value for name, value in model.named_parameters() if name in ignored}
+        fully_shard(module, mesh=mesh, ignored_params=set(whole.values()), **arguments)
+
+    def complete(module: nn.Module) -> None:
+        if module in layers:
+            tensors = [*module.parameters(), *module.buffers()]
+            runtime.copy_from_main([one for one in tensors if not hasattr(one, "device_mesh")])
+            shard_one(module)
+
+    if deferred.is_deferred(model):
+        deferred.materialize(model, device, complete)
+    else:
+        for layer in layers:
+            shard_one(layer)
     return _replaced(model, names)
 
 
@@ -224,16 +229,19 @@ def replace_parameters(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Param
         )
     for group in optimizer.param_groups:
         for whole in group["params"]:
-            if whole in shards and whole in optimizer.state:
-                optimizer.state[shards[whole]] = _cut(
-                    optimizer.state.pop(whole), shards[whole], optimizer
-                )
+            shard = shards.get(whole, whole)
+            if shard is whole or whole not in optimizer.state:
+                continue
+            state = optimizer.state.pop(whole)
+            is_cut = hasattr(shard, "device_mesh")
+            optimizer.state[shard] = _cut(state, shard, optimizer) if is_cut else state
         # In place, because some optimizers hold this list in a second place.
         group["params"][:] = [shards.get(parameter, parameter) for parameter in group["params"]]
 
 
 def _holds_shards(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Parameter]) -> bool:
-    sharded = {*shards, *shards.values()}
+    pairs = shards.items()
+    sharded = {one for pair in pairs if hasattr(pair[1], "device_mesh") for one in pair}
     return any(
         parameter in sharded for group in optimizer.param_groups for parameter in group["params"]
     )
@@ -260,14 +268,19 @@ def _cut(state: dict[str, Any], parameter: nn.Parameter, optimizer: Optimizer) -
                     " parameters, such as AdamW"
                 ),
             )
-        shards[name] = distribute_tensor(
+        cut = distribute_tensor(
             value, parameter.device_mesh, parameter.placements, src_data_rank=None
         )
+        shards[name] = cut.to(parameter.device)  # the CPU's memory, where it is offloaded
     return shards
 
 
-def _check_scalars(model: nn.Module) -> None:
-    names = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
+def _check_scalars(model: nn.Module, ignored: Collection[str]) -> None:
+    names = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.dim() == 0 and name not in ignored
+    ]
     if names:
         raise option_contradicted(
             f"{names[0]} is a parameter without a dimension, and fsdp cuts parameters along"

@@ -17,7 +17,15 @@ from paceline.machine.parameters import held_by
 from paceline.text import terminal
 from paceline.train import runtime
 from paceline.train.data import BatchTracker, Rows, not_of_samples
-from paceline.train.model import keys, parallel, sharded
+from paceline.train.model import (
+    deferred,
+    fsdp_options,
+    keys,
+    parallel,
+    sharded,
+    whole_matrix,
+    wrapping,
+)
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
 from paceline.train.model.mesh import DataRanks
@@ -81,7 +89,11 @@ class Gradients:
         self._num_losses = 0  # losses inspected so far
         self._num_backwards, self._rank = 0, runtime.rank()
         self._without_graph: set[DistributedDataParallel] = set()  # DDP has no static graph yet
-        self._shards: dict[nn.Parameter, nn.Parameter] = {}  # parameter to its shard, with fsdp
+        # parameter to its shard, with fsdp, or to what replaced it on the meta device
+        self._shards: dict[nn.Parameter, nn.Parameter] = {}
+        self._ignored: list[nn.Parameter] = []  # of fsdp, which does not average their gradients
+        if isinstance(strategy, strategies.FSDP):
+            fsdp_options.check(strategy, precision, data)
         self._has_dtensors = False  # of a model that the user or this session has made so
         self.check = rank_check.RankCheck(is_on=check_ranks and num_ranks > 1)  # compares ranks
         self._guard: StepGuard | None = None
@@ -118,25 +130,39 @@ class Gradients:
         """Move a model to the device, set its precision and make it parallel; return it."""
         checks.check_kinds(model, optimizers)
         checks.check_is_plain(model)
-        sharded.move(model, self.device)
-        precisions.attach(model, self._precision, self.device)
+        is_trained = any(parameter.requires_grad for parameter in model.parameters())
+        is_fsdp = self._world_size > 1 and isinstance(self._strategy, strategies.FSDP)
+        self._place(model, is_sharded=is_trained and is_fsdp)
         keys.accept_wrapped(model)
         self._parameters.update(dict.fromkeys(model.parameters()))
         for optimizer in optimizers:
             strategies.move_state(optimizer, self.device)
-            strategies.replace_parameters(optimizer, self._shards)  # of models sharded earlier
-            self._check_parameters(optimizer)
+            # of models sharded earlier, or built on the meta device
+            strategies.replace_parameters(optimizer, self._shards)
+            self._check_parameters(optimizer, model)
         ready = model
         if self._num_ranks > 1:
             ready = self._make_parallel(model, optimizers)
         self._has_dtensors |= any(map(sharded.is_dtensor, model.parameters()))
+        for optimizer in optimizers:
+            fsdp_options.step_one_by_one(optimizer)
+            whole_matrix.check(optimizer)
         self._outside.watch(model)
         self.models.append(model)
         self.optimizers.extend(optimizers)
-        if self._has_dtensors:
-            for optimizer in self.optimizers:
-                sharded.update_singly(optimizer)
         return ready
+
+    def _place(self, model: nn.Module, *, is_sharded: bool) -> None:
+        """Move a model to the device in its precision, unless sharding does."""
+        is_deferred = deferred.is_deferred(model)
+        is_offloaded = is_sharded and getattr(self._strategy, "offload", False)
+        if not is_offloaded and not is_deferred:
+            sharded.move(model, self.device)
+        precisions.attach(model, self._precision, self.device)
+        if is_deferred and not is_sharded:
+            self._shards |= deferred.materialize(model, self.device)
+        if self._world_size == 1 and getattr(self._strategy, "mixed_precision", None) is not None:
+            self._say("one rank computes without FSDP(mixed_precision=...), which acts on shards")
 
     def backward(self, loss: torch.Tensor, weight: float | None) -> bool:
         """Compute gradients; return whether the step's gradients are complete."""
@@ -153,18 +179,17 @@ class Gradients:
         # Passing the factor as the loss's gradient costs less than a product, and keeps out the
         # value of a loss that is NaN because the rank has no rows.
         gradient = None if part.factor == 1.0 else torch.full_like(loss, part.factor)
-        is_due = part.ends_group and self.check.num_steps == self.check.due
         try:
-            if is_due and not self._has_dtensors:
-                self.compare_ranks()
+            if not self._has_dtensors:
+                self._compare_if_due(part)
             with self._outside:
                 if part.factor:
                     self._run_backward(loss, gradient, part.ends_group)
                 else:
                     with self._zeroed(loss):
                         self._run_backward(loss, gradient, part.ends_group)
-            if is_due and self._has_dtensors:  # before the backward some are gathered
-                self.compare_ranks()
+            if self._has_dtensors:  # before the backward some are gathered
+                self._compare_if_due(part)
         except RuntimeError as error:
             if runtime.is_of_collective(error):
                 self._say_position()
@@ -348,6 +373,10 @@ class Gradients:
         """Prepare for a collective of the script, for which all ranks must be at the same place."""
         self.tracker.note_collective()
 
+    def _compare_if_due(self, part: LossFactors) -> None:
+        if part.ends_group and self.check.num_steps == self.check.due:
+            self.compare_ranks()
+
     @not_compiled
     def compare_ranks(self) -> None:
         """Compare what ranks hold after the steps so far; a collective.
@@ -364,6 +393,8 @@ class Gradients:
             self._guard.inspects = True
 
     def _complete(self) -> None:
+        if self._ignored:
+            fsdp_options.average(self._ignored, self._data.group)
         self.steps += 1
         self.check.num_steps += 1
         if self._buffered:
@@ -445,6 +476,8 @@ class Gradients:
 
     def _begin_equal(self, model: nn.Module) -> None:
         """Let all ranks begin with the same model."""
+        if deferred.is_deferred(model):
+            return  # it gets its values when it is sharded
         if self._data.mesh is None:
             runtime.copy_from_main([*model.parameters(), *model.buffers()])
             return
@@ -458,6 +491,8 @@ class Gradients:
         mesh = self._data.submesh()
         if isinstance(self._strategy, strategies.FSDP):
             self._shards |= strategies.shard(model, self._strategy, self.device, mesh)
+            parameters = model.parameters()
+            self._ignored += [one for one in parameters if not sharded.is_dtensor(one)]
         else:
             assert mesh is not None  # without one, parameters are plain
             self._shards |= strategies.replicate_sharded(model, self._strategy, mesh)
@@ -467,14 +502,16 @@ class Gradients:
         self._parameters = dict.fromkeys([*others, *model.parameters()])
         return model
 
-    def _check_parameters(self, optimizer: Optimizer) -> None:
+    def _check_parameters(self, optimizer: Optimizer, model: nn.Module) -> None:
         held = set(held_by(optimizer))
-        num_foreign = len(held - set(self._parameters))
-        if not num_foreign:
+        foreign = held - set(self._parameters)
+        if not foreign:
             return
+        if error := wrapping.made_too_early(type(optimizer).__name__, foreign, model):
+            raise error
         raise UsageError.of(
             "optimizer-of-other-model",
-            f"{num_foreign} of the {len(held)} parameters of {type(optimizer).__name__} are not"
+            f"{len(foreign)} of the {len(held)} parameters of {type(optimizer).__name__} are not"
             " the model's",
             where="session.setup(model, optimizer)",
             why="its steps would leave the model as it is",

@@ -14,6 +14,8 @@ optimisation  check gradient accumulation, learning rate schedulers and the lear
               several ranks
 public_names  tables of the public attributes of well-known classes, and of names that were
               removed
+wrapping      check the order in which a model is sharded, made tensor parallel, and given to an
+              optimizer
 saving        check how checkpoints are saved: by one rank only, and without the keys of the
               DDP wrapper
 """
@@ -31,6 +33,7 @@ from paceline.diagnose.lint.python.checks import (
     names,
     optimisation,
     saving,
+    wrapping,
 )
 from paceline.diagnose.lint.python.script import Script
 from paceline.errors import Finding
@@ -59,6 +62,7 @@ CHECKS: tuple[Callable[[Script], Iterable[Finding]], ...] = (
     optimisation.gradients_not_averaged,
     optimisation.scheduler_stepped_n_times,
     optimisation.learning_rate_not_scaled,
+    wrapping.wrapping_order,
     methods.method_does_not_exist,
     names.deprecated_name,
     names.names_not_judged,
