@@ -93,7 +93,9 @@ def main():
             with contextlib.nullcontext() if last else model.no_sync():
                 with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
                     logits = model(part_x)
-                loss = F.cross_entropy(logits.flatten(0, 1).float(), part_y.flatten(), reduction="sum")
+                loss = F.cross_entropy(
+                    logits.flatten(0, 1).float(), part_y.flatten(), reduction="sum"
+                )
                 loss = loss / count
                 (loss * world).backward()  # DDP averages over ranks
             total += loss.detach()
@@ -106,5 +108,4 @@ def main():
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+main()

@@ -16,7 +16,11 @@ class Network(nn.Module):
 
     def __init__(self, norm, dropout):
         super().__init__()
-        norms = {"group": lambda: nn.GroupNorm(4, 16), "batch": lambda: nn.BatchNorm2d(16), "none": nn.Identity}
+        norms = {
+            "group": lambda: nn.GroupNorm(4, 16),
+            "batch": lambda: nn.BatchNorm2d(16),
+            "none": nn.Identity,
+        }
         self.register_buffer("average", torch.zeros(3, SIDE, SIDE))
         self.conv1 = nn.Conv2d(3, 16, 3, padding=1)
         self.norm1 = norms[norm]()
@@ -113,5 +117,4 @@ def main():
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+main()

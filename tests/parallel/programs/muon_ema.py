@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import distribute_tensor
 
 INPUTS, WIDTH, CLASSES = 24, 48, 6
 
@@ -45,7 +45,9 @@ class Network(nn.Module):
         super().__init__()
         self.stem = nn.Linear(INPUTS, WIDTH)
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 96), nn.GELU(), nn.Linear(96, WIDTH))
+            nn.Sequential(
+                nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 96), nn.GELU(), nn.Linear(96, WIDTH)
+            )
             for _ in range(2)
         )
         self.norm = nn.LayerNorm(WIDTH)
@@ -70,10 +72,6 @@ def update_average(average, model, decay):
         old.lerp_(new, 1 - decay)
 
 
-def local(tensor):
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=4)
@@ -91,10 +89,8 @@ def main():
     matrices = [p for name, p in model.named_parameters() if "layers" in name and p.ndim == 2]
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
-    if args.muon == "own":
-        muon = Muon(matrices)
-    else:
-        muon = torch.optim.Muon(matrices, lr=0.02, momentum=0.9, weight_decay=0.01)
+    kind = {"own": Muon, "torch": torch.optim.Muon}[args.muon]
+    muon = kind(matrices, lr=0.02, momentum=0.9, weight_decay=0.01)
     adam = torch.optim.AdamW(others, lr=3e-3)
 
     generator = torch.Generator().manual_seed(10)
@@ -121,5 +117,4 @@ def main():
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+main()

@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-VOCABULARY, LENGTH, WIDTH, HEADS, INNER = 48, 16, 32, 4, 64
+VOCABULARY, LENGTH, WIDTH, INNER = 48, 16, 32, 64  # heads of 8
 
 
 def gather(x):
@@ -54,16 +54,15 @@ class Linear(nn.Module):
         self.rows = dim == 1
 
     def forward(self, x):
-        if self.rows:
-            return ScatterPositions.apply(F.linear(x, self.weight)) + self.bias
-        return F.linear(x, self.weight, self.bias)
+        y = F.linear(x, self.weight)
+        return (ScatterPositions.apply(y) if self.rows else y) + self.bias
 
 
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm1 = nn.LayerNorm(WIDTH)
-        self.query, self.key, self.value = (Linear(WIDTH, WIDTH, 0) for _ in range(3))
+        self.qkv = nn.ModuleList(Linear(WIDTH, WIDTH, 0) for _ in range(3))
         self.proj = Linear(WIDTH, WIDTH, 1)
         self.norm2 = nn.LayerNorm(WIDTH)
         self.fc1 = Linear(WIDTH, INNER, 0)
@@ -71,8 +70,8 @@ class Block(nn.Module):
 
     def forward(self, x):
         h = GatherPositions.apply(self.norm1(x))
-        q, k, v = (f(h).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for f in (self.query, self.key, self.value))
-        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        qkv = [layer(h).unflatten(-1, (-1, 8)).transpose(1, 2) for layer in self.qkv]
+        heads = F.scaled_dot_product_attention(*qkv, is_causal=True)
         x = x + self.proj(heads.transpose(1, 2).flatten(2))
         return x + self.fc2(F.gelu(self.fc1(GatherPositions.apply(self.norm2(x)))))
 
@@ -94,31 +93,29 @@ class GPT(nn.Module):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="adamw")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = GPT()
-    whole = ("norm", "proj.bias", "fc2.bias", "embedding", "position", "head")  # the same on all ranks
+    whole = ("norm", "proj.bias", "fc2.bias", "embedding", "position", "head")
     replicated = [p for name, p in model.named_parameters() if any(word in name for word in whole)]
     kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
-    optimizer = kinds[args.optimizer](model.parameters(), lr=0.1 if args.optimizer == "sgd" else 3e-3)
+    optimizer = kinds[args.optimizer](model.parameters(), lr=3e-3)
 
     data = torch.Generator().manual_seed(6)
     size = LENGTH // ranks
     for step in range(args.steps):
-        start = torch.randint(VOCABULARY, (args.batch, 1), generator=data)
-        stride = torch.randint(1, 5, (args.batch, 1), generator=data)
+        start, stride = torch.randint(1, VOCABULARY, (2, 8, 1), generator=data)
         rows = (start + stride * torch.arange(LENGTH + 1)) % VOCABULARY
         x, y = rows[:, :-1].chunk(ranks, 1)[rank], rows[:, 1:].chunk(ranks, 1)[rank]
         loss = F.cross_entropy(model(x, rank * size).flatten(0, 1), y.flatten()) / ranks
-        optimizer.zero_grad()
         loss.backward()
-        for p in replicated:  # each rank has the part of its positions
+        for p in replicated:  # whole on each rank, and each gradient is that of its positions
             dist.all_reduce(p.grad)
         optimizer.step()
+        optimizer.zero_grad()
         mean = loss.detach()
         dist.all_reduce(mean)
         if rank == 0:
@@ -126,5 +123,4 @@ def main():
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+main()

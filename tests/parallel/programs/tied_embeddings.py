@@ -100,14 +100,12 @@ def main():
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = Model()
-    if args.optimizer == "sgd":
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+    rate = {"sgd": 0.5, "adamw": 3e-3}[args.optimizer]
+    optimizer = kinds[args.optimizer](model.parameters(), lr=rate)
     data = torch.Generator().manual_seed(9)
     for step in range(args.steps):
-        start = torch.randint(VOCABULARY, (args.batch, 1), generator=data)
-        stride = torch.randint(1, 5, (args.batch, 1), generator=data)
+        start, stride = torch.randint(1, VOCABULARY, (2, args.batch, 1), generator=data)
         rows = (start + stride * torch.arange(LENGTH + 1)) % VOCABULARY
         logits = model(rows[:, :-1])
         loss = cross_entropy(logits, rows[:, 1:], model.embedding.first)
@@ -119,5 +117,4 @@ def main():
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+main()

@@ -24,7 +24,9 @@ class Attention(nn.Module):
 
     def forward(self, x):
         size = WIDTH // HEADS  # heads of this rank: as many as its columns hold
-        q, k, v = (w(x).unflatten(-1, (-1, size)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        q, k, v = (
+            w(x).unflatten(-1, (-1, size)).transpose(1, 2) for w in (self.wq, self.wk, self.wv)
+        )
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.wo(heads.transpose(1, 2).flatten(2))
 
@@ -97,15 +99,13 @@ def main():
     for block in model.blocks:
         parallelize_module(block, mesh, PLAN)
     parallelize_module(model.head, mesh, ColwiseParallel(output_layouts=Replicate()))
-    if args.optimizer == "sgd":
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=False)
+    kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+    rate = {"sgd": 0.3, "adamw": 3e-3}[args.optimizer]
+    optimizer = kinds[args.optimizer](model.parameters(), lr=rate, foreach=False)
 
     generator = torch.Generator().manual_seed(4)  # all ranks see the same rows
     for step in range(args.steps):
-        start = torch.randint(VOCABULARY, (args.batch, 1), generator=generator)
-        stride = torch.randint(1, 6, (args.batch, 1), generator=generator)
+        start, stride = torch.randint(1, VOCABULARY, (2, args.batch, 1), generator=generator)
         rows = (start + stride * torch.arange(LENGTH + 1)) % VOCABULARY
         logits = model(rows[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
@@ -118,5 +118,4 @@ def main():
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    main()
+main()
