@@ -10,7 +10,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import TensorDataset
 
-from paceline import DDP, Session
+from paceline import DDP, FSDP, Session
 from paceline.errors import PacelineError
 from paceline.machine import accelerator
 
@@ -188,9 +188,9 @@ def test_copies_of_a_shard_are_compared(ranks, rank, name):
             assert (found["name"], found["evidence"][0]) == ("replicas-differ", f"first: {name}")
 
 
-def overflow(layout):
+def overflow(layout, strategy="ddp"):
     """Train in float16 with an overflow at the second step; return the scale and the weights."""
-    session = Session(mesh=layout, precision="16-mixed", seed=0, loggers=())
+    session = Session(mesh=layout, strategy=strategy, precision="16-mixed", seed=0, loggers=())
     model = net()
     if "tp" in layout:
         parallelize_module(model, session.mesh["tp"], PLAN)
@@ -216,7 +216,11 @@ def overflow(layout):
 def test_a_step_that_overflows_is_skipped_on_all_ranks(ranks):
     expected = ranks.run(overflow, {"dp": 2}, world_size=2)[0]
     assert expected[0] == [True, False, True]
-    for kept, scale, weights in ranks.run(overflow, {"dp": 2, "tp": 2}, world_size=4):
+    whole_beside_shards = FSDP(ignored_params={"2"})
+    for kept, scale, weights in [
+        *ranks.run(overflow, {"dp": 2, "tp": 2}, world_size=4),
+        *ranks.run(overflow, {"dp": 2}, whole_beside_shards, world_size=2),
+    ]:
         assert (kept, scale) == expected[:2]
         for ours, theirs in zip(weights, expected[2], strict=True):
             torch.testing.assert_close(
