@@ -23,7 +23,7 @@ SHORT := not slow and not namespaces and not slurm and not alone and not healthy
 QUICK := $(SHORT) and not ci
 # The tests of real ranks that hold on an accelerator too.
 ON_DEVICE := PYTHONPATH=$(CURDIR)/tests/device:$(CURDIR)/tests/device/autoload EMULATED_DEVICE=devices=4
-RANKS_ON_DEVICE := $(foreach name,same_result checkpoint preemptible fsdp trainer,tests/ranks/test_$(name).py)
+RANKS_ON_DEVICE := $(foreach name,same_result checkpoint preemptible fsdp trainer mesh,tests/ranks/test_$(name).py)
 # The fault suite asserts what is promised to users, in seconds, of runs that have the machine to themselves; the tests
 # on a Slurm cluster share one, and some take a node away from it.
 ALONE := -n 1

@@ -134,7 +134,7 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", list(STRATEGIES))
 def test_options_change_nothing(ranks, tmp_path, name, accumulate):
     arguments = (STRATEGIES[name], "net", "one forward", accumulate)
@@ -157,9 +157,12 @@ def test_several_forwards_before_a_backward(ranks, tmp_path, strategy):
     "strategies",
     [
         [(4, FSDP(replicate=2)), (2, "fsdp")],
-        [(2, FSDP(offload=True, ignored_params={"head"})), (4, FSDP(replicate=2))],
+        pytest.param(
+            [(2, FSDP(offload=True, ignored_params={"head"})), (4, FSDP(replicate=2))],
+            marks=pytest.mark.slow,
+        ),
         [(1, "ddp"), (4, FSDP(replicate=2, ignored_params={"scale"}))],
-        [(4, FSDP(replicate=4)), (1, "ddp")],
+        pytest.param([(4, FSDP(replicate=4)), (1, "ddp")], marks=pytest.mark.slow),
     ],
 )
 def test_a_training_goes_on_under_another_strategy(ranks, tmp_path, strategies):

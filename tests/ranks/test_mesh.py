@@ -21,8 +21,6 @@ from torch.utils.data import TensorDataset
 from paceline import Session
 from ranks.parity import weights_of
 
-pytestmark = pytest.mark.ci
-
 LENGTH, BATCH, ACCUMULATE = 43, 5, 2  # nothing divides 43: the end of an epoch is ragged
 WORDS, WIDTH, TIME = 12, 8, 4
 
@@ -224,8 +222,13 @@ def size_of(layout):
     return size
 
 
+# What is promised, on gloo and in an accelerator's suite; the rest in CI, on gloo.
+PROMISED = ("dp2", "dp3", "fsdp2", "dp2 fsdp2", "tp2", "dp2 tp2", "fsdp2 tp2")
 CASES = [
-    (layout, kind) for layout in LAYOUTS for kind in MODELS if kind == "gpt" or "sp" not in layout
+    pytest.param(layout, kind, marks=[] if layout in PROMISED else pytest.mark.ci)
+    for layout in LAYOUTS
+    for kind in MODELS
+    if kind == "gpt" or "sp" not in layout
 ]
 
 
@@ -277,6 +280,7 @@ def go_on(folder, layout, kind, stop_after):
     return weights_of(session.unwrap(model))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("journey", JOURNEYS, ids=" to ".join)
 def test_a_run_goes_on_on_another_mesh(ranks, alone, tmp_path, journey):
     _, _, weights = alone["gpt"]
