@@ -35,7 +35,7 @@ from paceline.measure.bench import (
     no_effect,
 )
 from paceline.measure.trial import Say, Trial, TrialResult
-from paceline.measure.verify import rates, records, replicas, samples, updates
+from paceline.measure.verify import rates, records, replicas, samples, updates, values
 from paceline.measure.verify.rates import batch_of
 from paceline.measure.verify.records import (
     NOT_JUDGED,
@@ -424,7 +424,7 @@ _PROPERTIES: Sequence[tuple[str, str, Judge, bool]] = (
     ("rate", "learning rate", _beside_one(rates.judge), False),
     ("replicas", "parameters equal on ranks", _by_itself(replicas.judge), False),
     ("loss", "loss as on 1 rank", _beside_one(updates.judge_loss), False),
-    ("updates", "updates as on 1 rank", _beside_one(updates.judge_updates), False),
+    ("updates", "updates as on 1 rank", _beside_one(values.judge_updates), False),
     ("evaluation", "each sample evaluated once", samples.judge_count, False),
     ("figure", "printed figure of all ranks", samples.judge_figure, False),
 )

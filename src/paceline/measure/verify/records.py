@@ -10,6 +10,8 @@ from typing import Any
 
 from paceline.errors import Finding
 from paceline.launch.probe.record_file import FAULT
+from paceline.measure.verify import recorded_values
+from paceline.measure.verify.recorded_values import Period
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
 
@@ -181,6 +183,7 @@ class RecordedWorld:
     ranks: tuple[Rank, ...]  # each rank's records
     findings: tuple[Finding, ...] = ()  # what the launcher has found
     is_apart: bool = False  # whether ranks train apart on purpose
+    values: tuple[Mapping[int, Period], ...] = ()  # of each rank, by period
 
     def found(self, name: str) -> Finding | None:
         """Return the launcher's finding of a name; None if there is none."""
@@ -195,7 +198,8 @@ class RecordedWorld:
 def read(run_dir: RunDir, size: int, findings: tuple[Finding, ...] = ()) -> RecordedWorld:
     """Return what the ranks of a run have recorded; a rank without a file has recorded nothing."""
     ranks = tuple(parse(_lines(run_dir.observed(rank))) for rank in range(size))
-    return RecordedWorld(size, ranks, findings)
+    values = tuple(recorded_values.parse(_lines(run_dir.values(rank))) for rank in range(size))
+    return RecordedWorld(size, ranks, findings, values=values)
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:

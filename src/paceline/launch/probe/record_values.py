@@ -1,0 +1,305 @@
+"""Record sums of a rank's values in its first steps: inputs, outputs, gradients, updates.
+
+Whatever the parallelism, a tensor of one process is on several ranks either divided, or held by
+some ranks alike, or both. Sums over the local values of all ranks are then a whole multiple of
+those of one process. So nothing needs to be known about the layout, and ranks exchange nothing.
+
+Of the modules, forwards with gradients are recorded, the calls of a step together. Hooks go away
+after the last recorded step.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from paceline.launch.probe.record_file import RecordFile
+from paceline.launch.probe.record_masks import Masks, generator_states
+from paceline.launch.probe.value_sums import SumTable, dtype_precision, local, tensors_in
+from paceline.launch.probe.script_copies import copies_of
+from paceline.machine.compiled import left_alone, not_traced
+from paceline.machine.parameters import held_by, modules, names_of, without_wrappers
+
+MOST_PERIODS = 8  # of forwards, each with the optimizer steps that follow it
+_MOST_CALLS = 4000  # modules of a period
+
+
+@dataclass
+class _Call:
+    """The calls of a module in a period."""
+
+    name: str
+    parent: str  # the module within whose forward it was called; empty if there is none
+    kind: str  # type of the module
+    is_training: bool
+    place: str  # line of the script that has called it first
+    sums: SumTable = field(default_factory=SumTable)
+
+
+@dataclass
+class _Held:
+    """An optimizer's parameters."""
+
+    number: int
+    parameters: list[Any]
+    names: list[str]
+    before: list[Any] = field(default_factory=list)  # local values before the current step
+
+
+class ValueRecords:
+    """The values of this rank, by period: forwards, backwards, and the steps that follow them."""
+
+    def __init__(
+        self,
+        file: RecordFile,
+        place: Callable[[], str],  # the line of the script that runs
+        is_users: Callable[[str], bool],
+    ) -> None:
+        self._file, self._place, self._is_users = file, place, is_users
+        self.masks = Masks(self._owner)
+        self._period = 1
+        self._has_stepped = False
+        self._calls: dict[str, _Call] = {}
+        self._inputs: dict[str, SumTable] = {}
+        self._stack: list[tuple[int, str]] = []  # modules that run: their id, their name
+        self._names: dict[int, str] = {}
+        self._alive: list[Any] = []  # so that no id is given twice
+        self._roots: list[Any] = []
+        self._losses = SumTable()
+        self._backwards = 0  # that run, one within the other
+        self._state: Any = None  # of random generators when the forward began
+        self._is_random = False
+        self._held: dict[int, _Held] = {}
+        self._handles: list[Any] = []
+
+    # Modules
+
+    def enter(self, module: Any, args: Any) -> None:
+        """Note that a module begins its forward."""
+        if not self._is_recording():
+            return
+        name = self._name(module)
+        if self._has_stepped:
+            self._next_period()
+        if not self._stack:
+            if self._state is None:
+                self._state = generator_states()
+                self.masks.drawn = []
+            sums = self._inputs.setdefault(name, SumTable())
+            sums.add(tensors_in(args))
+        is_wrapper = bool(self._stack) and self._stack[-1][1] == name
+        if not is_wrapper and len(self._calls) < _MOST_CALLS:
+            parent = self._stack[-1][1] if self._stack else ""
+            call = self._calls.pop(name, None) or _Call(
+                name, parent, type(module).__name__, module.training, self._place()
+            )
+            self._calls[name] = call  # in the order of their last calls
+        self._stack.append((id(module), name))
+
+    def leave(self, module: Any, _args: Any, output: Any) -> None:
+        """Add the output of a module's forward."""
+        if not any(number == id(module) for number, _ in self._stack):
+            return
+        while self._stack.pop()[0] != id(module):
+            pass  # modules whose forward has raised an exception
+        name = self._name(module)
+        is_wrapper = bool(self._stack) and self._stack[-1][1] == name
+        if not is_wrapper and name in self._calls:
+            self._calls[name].sums.add(tensors_in(output))
+
+    def _is_recording(self) -> bool:
+        return torch.is_grad_enabled() and not self._backwards and bool(self._handles)
+
+    def _owner(self) -> str:
+        return self._stack[-1][1] if self._stack and self._is_recording() else ""
+
+    def _name(self, module: Any) -> str:
+        if id(module) not in self._names:
+            self._find_names(module)
+        return self._names[id(module)]
+
+    def _find_names(self, called: Any) -> None:
+        """Name all modules that are not named yet by their path in the outermost module."""
+        known = list(modules())
+        inner = {id(child) for module in known for child in module.children()}
+        roots = [module for module in known if id(module) not in inner]
+        names = {}
+        for root in roots:
+            for name, module in root.named_modules(remove_duplicate=True):
+                names[id(module)] = (root, without_wrappers(name))
+        root, name = names.get(id(called), (called, ""))
+        # A second model has names of its own.
+        number = next((n for n, one in enumerate(self._roots) if one is root), len(self._roots))
+        if number == len(self._roots):
+            self._roots.append(root)
+        for module_id, (its_root, its_name) in names.items():
+            if its_root is root:
+                parts = [self._title(root, number), its_name] if number or not its_name else [its_name]
+                self._names.setdefault(module_id, ".".join(filter(None, parts)))
+        self._names.setdefault(id(called), type(called).__name__)
+        self._alive += [module for module in known if names.get(id(module), (None,))[0] is root]
+        self._alive.append(called)
+
+    def _title(self, root: Any, number: int) -> str:
+        """Return a name for an outermost module: its type, without wrappers."""
+        while hasattr(root, "module") or hasattr(root, "_orig_mod"):
+            root = root.module if hasattr(root, "module") else root._orig_mod
+        kind = type(root).__name__
+        others = [one for one in self._roots[:number] if type(one) is type(root)]
+        return f"{kind}#{len(others) + 1}" if others else kind
+
+    # Backwards and steps
+
+    def backward(self, run: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Run a backward, and note its losses."""
+        if not self._backwards and self._handles:
+            self._file.guarded(self._feel)(*args, **kwargs)
+        self._backwards += 1
+        try:
+            run(*args, **kwargs)
+        finally:
+            self._backwards -= 1
+
+    def _feel(self, losses: Any = (), *_: Any, **__: Any) -> None:
+        self._losses.add(tensors_in(losses))
+        if self._state is not None:
+            allowed = [self._state, *(after for after in self.masks.drawn)]
+            self._is_random |= generator_states() not in allowed
+            self._state = None
+
+    def before_step(self, optimizer: Any, *_: Any) -> None:
+        """Write what has led to a step, and keep the parameters that it begins with."""
+        held = self._hold(optimizer)
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._write_forward()
+        if self._is_over():
+            return
+        self._write("parameters", held, [parameter for parameter in held.parameters])
+        gradients = [
+            parameter.grad if parameter.grad is not None else torch.zeros_like(local(parameter))
+            for parameter in held.parameters
+        ]
+        self._write("gradients", held, gradients)
+        held.before = [local(parameter).clone() for parameter in held.parameters]
+
+    def after_step(self, optimizer: Any, *_: Any) -> None:
+        """Write how a step has changed the parameters."""
+        held = self._held.get(id(optimizer))
+        if held is None or not held.before:
+            return
+        pairs = zip(held.parameters, held.before, strict=True)
+        changes = [local(parameter).double() - before.double() for parameter, before in pairs]
+        held.before = []
+        self._write("updates", held, changes)
+
+    def _hold(self, optimizer: Any) -> _Held:
+        held = self._held.get(id(optimizer))
+        if held is None:
+            parameters = held_by(optimizer)
+            held = _Held(len(self._held), parameters, names_of(parameters))
+            self._held[id(optimizer)] = held
+            self._alive.append(optimizer)
+        return held
+
+    def _write(self, kind: str, held: _Held, tensors: Sequence[Any]) -> None:
+        sums = SumTable()
+        for tensor in tensors:
+            sums.add_apart(tensor)
+        precision = max(map(dtype_precision, held.parameters), default=0.0)
+        self._file.write(
+            kind,
+            period=self._period,
+            optimizer=held.number,
+            names=held.names,
+            sums=sums.rows(),
+            precision=precision,
+            place=self._place(),
+        )
+
+    def _write_forward(self) -> None:
+        calls = list(self._calls.values())
+        inputs = [table.total() for table in self._inputs.values()]
+        self._file.write(
+            "forward",
+            period=self._period,
+            inputs=dict(zip(self._inputs, inputs, strict=True)),
+            calls=[
+                {
+                    "name": call.name,
+                    "parent": call.parent,
+                    "type": call.kind,
+                    "is_training": call.is_training,
+                    "place": call.place,
+                    "sums": call.sums.total(),
+                    "precision": call.sums.precision,
+                }
+                for call in calls
+            ],
+            loss=self._losses.total(),
+            num_losses=self._losses.count,
+            is_random=self._is_random,
+            masks=self.masks.taken(),
+        )
+        for name, names, tensors in copies_of(self._parameters(), self._is_users):
+            sums = SumTable()
+            for tensor in tensors:
+                sums.add_apart(tensor)
+            self._file.write(
+                "copy", period=self._period, copy=name, names=names, sums=sums.rows()
+            )
+
+    def _parameters(self) -> dict[str, Any]:
+        return {
+            name: parameter
+            for held in self._held.values()
+            for name, parameter in zip(held.names, held.parameters, strict=True)
+        }
+
+    def _next_period(self) -> None:
+        self._period += 1
+        self._has_stepped, self._is_random, self._state = False, False, None
+        self._calls, self._inputs, self._losses = {}, {}, SumTable()
+        self._is_over()
+
+    def _is_over(self) -> bool:
+        """Return whether all periods are recorded; then modules are left alone."""
+        if self._period <= MOST_PERIODS:
+            return False
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._stack, self._alive = [], [], [*self._held.values()]
+        return True
+
+    def watch(self) -> None:
+        """Follow every module, backward and optimizer from now on."""
+        from torch.nn.modules import module
+        from torch.optim import optimizer
+
+        guarded, is_compiling = self._file.guarded, torch.compiler.is_dynamo_compiling
+        backward = torch.autograd.backward
+
+        def hook(function: Callable[..., None]) -> Callable[..., None]:
+            recorded = guarded(function)
+
+            def called(*args: Any) -> None:
+                if not is_compiling():
+                    recorded(*args)
+
+            return left_alone(called)
+
+        @functools.wraps(backward)
+        def recorded_backward(*args: Any, **kwargs: Any) -> None:
+            self.backward(backward, *args, **kwargs)
+
+        self._handles = [
+            module.register_module_forward_pre_hook(hook(self.enter)),
+            module.register_module_forward_hook(hook(self.leave)),
+            optimizer.register_optimizer_step_pre_hook(hook(self.before_step)),
+            optimizer.register_optimizer_step_post_hook(hook(self.after_step)),
+        ]
+        torch.autograd.backward = not_traced(recorded_backward)

@@ -1,0 +1,417 @@
+"""Decide whether the values of several ranks are those of one process, for any parallelism. Pure.
+
+Steps are compared in order, and within a step what comes first: parameters, inputs, outputs of
+modules, gradients, updates. A fault is what changes gradients, updates or parameters: a module may
+well return a part that its caller adds up. Its cause is looked for among what has come before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from paceline.errors import Finding
+from paceline.measure.verify import replicas, value_findings
+from paceline.measure.verify.recorded_values import (
+    Compared,
+    Period,
+    RecordedCall,
+    Sums,
+    compare,
+)
+from paceline.measure.verify.records import (
+    ComparisonVerdict,
+    RecordedWorld,
+    broken,
+    kept,
+    not_judged,
+)
+
+_DOUBLE, _SINGLE = 1e-9, 1e-4  # relative differences that are allowed in these types
+_COARSER = 8.0  # of coarser types, as a multiple of their precision
+_UPDATES = 50.0  # how much more of an update, which may divide by a small gradient
+_FLOOR = 0.1  # of the usual gradient: rounding makes one where the true one is 0
+_NOISE = 1e-3  # of the usual gradient; an optimizer that normalises makes anything of less
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A period on several ranks and on one."""
+
+    number: int
+    ranks: tuple[Period, ...]
+    one: Period
+    name: str  # of the several ranks
+
+    @property
+    def allowed(self) -> float:
+        """The relative difference that rounding may make."""
+        precision = max([self.one.precision, *(rank.precision for rank in self.ranks)])
+        if precision < 1e-12:
+            return _DOUBLE * self.number
+        return max(_SINGLE, _COARSER * precision if precision > 1e-6 else 0.0) * self.number
+
+    @property
+    def place(self) -> str:
+        """The line that makes the step."""
+        return self.ranks[0].place
+
+    def compared(self, kind: str, *, floor: float = 0.0) -> list[Compared]:
+        """Return the tensors of a kind that can be compared, in the order of the forward."""
+        tables: list[Mapping[str, Sums]] = [getattr(rank, kind) for rank in self.ranks]
+        expected: Mapping[str, Sums] = getattr(self.one, kind)
+        pairs = [
+            compare(name, [t[name] for t in tables if name in t], expected[name], floor=floor)
+            for name in self.in_order(expected)
+        ]
+        return [pair for pair in pairs if pair is not None]
+
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """Return parameters in the order in which the forward reaches their modules."""
+        places = {call.name: place for place, call in enumerate(self.one.calls)}
+        return sorted(names, key=lambda name: places.get(name.rpartition(".")[0], -1))
+
+
+def judge_updates(world: RecordedWorld, one: RecordedWorld) -> ComparisonVerdict:
+    """Decide whether what ranks apply to their parameters is what one process applies."""
+    steps = _steps(world, one)
+    if not steps:
+        return not_judged("no optimizer step was seen")
+    noise: set[str] = set()  # parameters whose gradients are rounding only
+    for step in steps:
+        verdict = _judge_step(world, one, step, noise)
+        if verdict is not None:
+            return verdict
+    return kept(f"parameters, gradients and updates of {len(steps)} steps agree")
+
+
+def _steps(world: RecordedWorld, one: RecordedWorld) -> list[_Step]:
+    if not world.values or not one.values:
+        return []
+    common = set.intersection(*(set(rank) for rank in (*world.values, one.values[0])))
+    return [
+        _Step(n, tuple(rank[n] for rank in world.values), one.values[0][n], world.name)
+        for n in sorted(common)
+        if one.values[0][n].parameters
+    ]
+
+
+def _judge_step(
+    world: RecordedWorld, one: RecordedWorld, step: _Step, noise: set[str]
+) -> ComparisonVerdict | None:
+    """Decide about a step; None if it is right."""
+    verdict = _judge_parameters(step, noise) or _judge_inputs(world, one, step)
+    if verdict is not None:
+        return verdict
+    usual = _usual(step.one.gradients)
+    gradients = step.compared("gradients", floor=_FLOOR * usual)
+    noise |= {
+        name for name, sums in step.one.gradients.items() if sums[2] < _NOISE * usual * sums[0]
+    }
+    wrong = [each for each in gradients if each.error > step.allowed]
+    if wrong:
+        return _judge_gradients(world, one, step, gradients, wrong)
+    updates = [
+        each
+        for each in step.compared("updates")
+        if each.name not in noise and each.error > _allowed_of_update(step, each.name)
+    ]
+    return broken(_other_update(step, updates)) if updates else None
+
+
+def _usual(gradients: Mapping[str, Sums]) -> float:
+    """Return the root of the mean square of all values."""
+    number = sum(sums[0] for sums in gradients.values())
+    return math.sqrt(sum(sums[3] for sums in gradients.values()) / number) if number else 0.0
+
+
+def _allowed_of_update(step: _Step, name: str) -> float:
+    """Return the relative difference allowed in an update, which is rounded as its parameter is."""
+    update, parameter = step.one.updates[name], step.one.parameters.get(name)
+    rounding = 0.0
+    if parameter and update[2]:
+        rounding = 4 * step.one.precision * parameter[2] / update[2]
+    return min(0.5, step.allowed * _UPDATES) + rounding
+
+
+# What a step begins with
+
+
+def _judge_parameters(step: _Step, noise: set[str]) -> ComparisonVerdict | None:
+    parameters = step.compared("parameters")
+    wrong = [p for p in parameters if p.error > step.allowed and p.name not in noise]
+    if step.number == 1:
+        return _judge_start(step, wrong) if wrong else None
+    copies = [
+        each
+        for each in step.compared("copies")
+        if each.error > step.allowed and each.name.partition(": ")[2] not in noise
+    ]
+    if not wrong and not copies:
+        return None
+    return broken(_changed(step, wrong[0]) if wrong else _other_copy(step, copies))
+
+
+def _judge_start(step: _Step, wrong: Sequence[Compared]) -> ComparisonVerdict:
+    first = wrong[0]
+    sums = [rank.parameters[first.name] for rank in step.ranks if first.name in rank.parameters]
+    if first.is_whole and not first.are_alike and _is_like(sums[0], step.one.parameters[first.name]):
+        return broken(_other_start(step, wrong))
+    is_divided = not first.is_whole and len(set(sums)) * sums[0][0] < step.one.parameters[first.name][0]
+    if is_divided:
+        return broken(_equal_parts(step, wrong))
+    return not_judged("training begins with other parameters than on 1 rank: set a seed")
+
+
+def _is_like(sums: Sums, others: Sums) -> bool:
+    return all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(sums, others, strict=True))
+
+
+def _judge_inputs(
+    world: RecordedWorld, one: RecordedWorld, step: _Step
+) -> ComparisonVerdict | None:
+    """Decide whether ranks together compute what one process computes; None if they do."""
+    if step.one.is_random or any(rank.is_random for rank in step.ranks):
+        return not_judged("the forward draws random numbers, on each rank its own")
+    name = next(iter(step.one.inputs), None)
+    ranks = [rank.inputs[name] for rank in step.ranks if name in rank.inputs]
+    if name is None or len(ranks) < len(step.ranks):
+        return not_judged("modules are called in another order than on 1 rank")
+    expected = step.one.inputs[name]
+    compared = compare(name, ranks, expected)
+    if compared is not None and compared.error <= step.allowed:
+        return None
+    if not expected[0]:
+        return None  # inputs that are not seen
+    distinct = len(set(ranks)) * ranks[0][0]
+    if step.number == 1 and distinct < expected[0] * (1 - 1e-9) and _are_equal_sized(ranks):
+        return broken(_same_rows(step, name, len(set(ranks))))
+    if step.number > 1:
+        return kept(f"values of {step.number - 1} steps agree; then ranks read other samples")
+    return not_judged(_other_samples(ranks, expected))
+
+
+def _other_samples(ranks: Sequence[Sums], expected: Sums) -> str:
+    growth = sum(sums[0] for sums in ranks) / expected[0]
+    if growth > 1:
+        return f"a step has {growth:.3g} times the samples of 1 rank: give --batch-option"
+    return "the first batch has other samples than on 1 rank, or other values of them"
+
+
+def _are_equal_sized(ranks: Sequence[Sums]) -> bool:
+    return len({sums[0] for sums in ranks}) == 1
+
+
+# Gradients that differ, and what comes before them
+
+
+def _judge_gradients(
+    world: RecordedWorld,
+    one: RecordedWorld,
+    step: _Step,
+    gradients: Sequence[Compared],
+    wrong: Sequence[Compared],
+) -> ComparisonVerdict | None:
+    inputs = [next(iter(rank.inputs.values()), ()) for rank in step.ranks]
+    if len({sums[0] for sums in inputs if sums}) > 1:
+        return not_judged("ranks have other numbers of samples in this step")
+    module = blamed_module(step)
+    if module is not None and "BatchNorm" in module.type and "Sync" not in module.type:
+        return not_judged("a module has statistics of its batch, on each rank its own (BatchNorm)")
+    if module is not None:
+        return broken(_other_output(step, module))
+    is_all = len(wrong) == len(gradients)
+    if is_all and all(each.is_whole and each.is_mean for each in wrong):
+        return not_judged("ranks apply different gradients: they may train apart")
+    if not _is_same_loss(step):
+        return broken(_other_loss(step, wrong))
+    factors = [each.factor for each in wrong]
+    is_one_factor = max(factors) - min(factors) <= 1e-2 * max(factors)
+    if is_all and is_one_factor and all(each.is_scaled for each in wrong):
+        if _is_undone(world, one, factors[0]):
+            return kept(f"gradients are {factors[0]:.3g} times those on 1 rank; the rate undoes it")
+        return broken(_scaled(step, wrong))
+    return broken(_other_gradient(step, gradients, wrong))
+
+
+def _is_undone(world: RecordedWorld, one: RecordedWorld, factor: float) -> bool:
+    """Return whether a learning rate makes up for the factor of the gradients."""
+    training, reference = replicas.main_training(world), replicas.main_training(one)
+    if training is None or reference is None or not training[0].steps or not reference[0].steps:
+        return False
+    pairs = zip(training[0].steps[0].rates, reference[0].steps[0].rates, strict=False)
+    return all(math.isclose(factor * rate, other, rel_tol=0.01) for rate, other in pairs)
+
+
+def _is_same_loss(step: _Step) -> bool:
+    """Return whether the loss over all ranks is a mean or a sum like that on one rank."""
+    losses, expected = [rank.loss for rank in step.ranks], step.one.loss
+    if not expected or not expected[0] or not all(losses):
+        return True
+    number, total = (sum(loss[place] for loss in losses) for place in (0, 1))
+    candidates = (total, total / len(losses))
+    is_mean = number and _is_near(total / number, expected[1] / expected[0], step)
+    return bool(is_mean) or any(_is_near(value, expected[1], step) for value in candidates)
+
+
+def _is_near(value: float, expected: float, step: _Step) -> bool:
+    return math.isclose(value, expected, rel_tol=10 * step.allowed, abs_tol=1e-12)
+
+
+def blamed_module(step: _Step) -> RecordedCall | None:
+    """Return the innermost module from which on outputs differ; None if that of the model is right.
+
+    A module whose output differs is excused by a later one, called by the same module, that is
+    right: what it has returned was added up between them.
+    """
+    errors = _errors_of_outputs(step)
+    blamed, caller = None, ""
+    while True:
+        inner = [call for call in step.one.calls if call.parent == caller and call.name in errors]
+        wrong: list[RecordedCall] = []
+        for call in inner:
+            wrong = [*wrong, call] if errors[call.name] > step.allowed else []
+        if not wrong:
+            return blamed
+        blamed, caller = wrong[0], wrong[0].name
+
+
+def _errors_of_outputs(step: _Step) -> dict[str, float]:
+    ranks = [{call.name: call.sums for call in rank.calls} for rank in step.ranks]
+    errors = {}
+    for call in step.one.calls:
+        parts = [sums[call.name] for sums in ranks if call.name in sums]
+        compared = compare(call.name, parts, call.sums)
+        if compared is not None and parts[0][0] > 1:
+            errors[call.name] = compared.error
+    return errors
+
+
+# What is said of them
+
+
+def _other_output(step: _Step, module: RecordedCall) -> Finding:
+    parts = [call.sums for rank in step.ranks for call in rank.calls if call.name == module.name]
+    compared = compare(module.name, parts, module.sums)
+    assert compared is not None
+    return value_findings.output_differs(
+        module, compared, step=step.number, ranks=step.name, place=step.place
+    )
+
+
+def _same_rows(step: _Step, model: str, distinct: int) -> Finding:
+    place = step.ranks[0].calls[0].place if step.ranks[0].calls else step.place
+    counts = distinct, len(step.ranks)
+    return value_findings.same_rows(
+        model, step=step.number, ranks=step.name, place=place, counts=counts
+    )
+
+
+def _other_loss(step: _Step, wrong: Sequence[Compared]) -> Finding:
+    losses = value_findings.mean_loss([rank.loss for rank in step.ranks]), value_findings.mean_loss([step.one.loss])
+    return value_findings.loss_differs(
+        wrong[-1], wrong, step=step.number, place=step.place, losses=losses
+    )
+
+
+def _scaled(step: _Step, wrong: Sequence[Compared]) -> Finding:
+    factor = wrong[-1].factor
+    return value_findings.updates_differ(
+        f"the gradients that {step.name} apply are {factor:.3g} times those on 1 rank",
+        wrong[-1],
+        wrong,
+        step=step.number,
+        ranks=step.name,
+        place=step.place,
+        evidence=(f"all gradients by factor {factor:.4g}", "parameters and outputs agree"),
+        fix=(
+            "average over samples: a loss that is a mean, and gradients divided by the number of"
+            " ranks once, and by that of accumulated batches once"
+        ),
+    )
+
+
+def _other_gradient(step: _Step, gradients: Sequence[Compared], wrong: Sequence[Compared]) -> Finding:
+    first = wrong[-1]
+    what = f"{len(wrong)} of {len(gradients)} gradients"
+    kind = "is that of one rank's part" if first.is_mean or not first.are_alike else "is another one"
+    return value_findings.updates_differ(
+        f"the gradient of {first.name} {kind} on {step.name}: {what} differ from 1 rank",
+        first,
+        wrong,
+        step=step.number,
+        ranks=step.name,
+        place=step.place,
+        evidence=(
+            "outputs of modules agree; of wrong gradients this is that of the last module, from"
+            " which a backward begins",
+        ),
+        fix=(
+            "reduce the gradient over the ranks that hold the parameter, once, and with the group"
+            " of these ranks; a norm for clipping is that over all parts"
+        ),
+    )
+
+
+def _other_update(step: _Step, wrong: Sequence[Compared]) -> Finding:
+    return value_findings.updates_differ(
+        f"the optimizer changes {wrong[0].name} by something else on {step.name} than on 1 rank",
+        wrong[0],
+        wrong,
+        step=step.number,
+        ranks=step.name,
+        place=step.place,
+        evidence=("its gradients agree",),
+        fix=(
+            "an optimizer that looks at more than one value at a time (Muon, a norm) needs the"
+            " whole parameter, not a part of it; hyperparameters must not depend on the rank"
+        ),
+    )
+
+
+def _changed(step: _Step, first: Compared) -> Finding:
+    return value_findings.updates_differ(
+        f"{first.name} is another one on {step.name} before step {step.number}, though the"
+        " optimizer's step before was right",
+        first,
+        (),
+        step=step.number,
+        ranks=step.name,
+        place=step.place,
+        fix="look for what changes parameters between steps: a broadcast, a copy, an average",
+    )
+
+
+def _other_copy(step: _Step, wrong: Sequence[Compared]) -> Finding:
+    copy, _, name = wrong[0].name.partition(": ")
+    first, rest = replace(wrong[0], name=name), [replace(w, name=w.name.partition(": ")[2]) for w in wrong]
+    return value_findings.updates_differ(
+        f"the copy of {name} in {copy} is another one on {step.name}; the parameter itself is not",
+        first,
+        rest,
+        step=step.number,
+        ranks=step.name,
+        place=step.place,
+        fix="average the same part of the parameter on every rank, after each step",
+    )
+
+
+def _other_start(step: _Step, wrong: Sequence[Compared]) -> Finding:
+    return value_findings.initialisation_differs(
+        "ranks begin with different parameters where they hold the same ones",
+        wrong[0],
+        wrong,
+        place=step.place,
+        fix="torch.manual_seed(0) before the model is built, or broadcast from the first rank that holds them",
+    )
+
+
+def _equal_parts(step: _Step, wrong: Sequence[Compared]) -> Finding:
+    return value_findings.initialisation_differs(
+        "ranks begin with equal values in different parts of a parameter",
+        wrong[0],
+        wrong,
+        place=step.place,
+        fix="draw the whole parameter with one seed and cut out the part, or seed each part apart",
+    )
