@@ -12,21 +12,24 @@ from typing import Any
 
 def allow() -> None:
     """Make meshes and groups fit a world of one rank."""
-    import torch.distributed as dist
-    from torch.distributed import device_mesh
+    from torch import distributed
+    from torch.distributed import device_mesh, distributed_c10d
 
-    create, new_group = device_mesh.init_device_mesh, dist.new_group
+    create, new_group = device_mesh.init_device_mesh, distributed_c10d.new_group
 
     @functools.wraps(create)
     def fitted(device_type: str, mesh_shape: Any, *args: Any, **kwargs: Any) -> Any:
         shape = tuple(mesh_shape)
-        return create(device_type, shape if math.prod(shape) == 1 else (1,) * len(shape), *args, **kwargs)
+        return create(
+            device_type, shape if math.prod(shape) == 1 else (1,) * len(shape), *args, **kwargs
+        )
 
     @functools.wraps(new_group)
     def group_of_one(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
         return new_group(None if ranks is None else [0], *args, **kwargs)
 
-    device_mesh.init_device_mesh = fitted
-    for module in (dist, dist.distributed_c10d):
-        module.new_group = group_of_one
-    dist.init_device_mesh = fitted
+    names: dict[str, Any] = {"init_device_mesh": fitted, "new_group": group_of_one}
+    for module in (distributed, device_mesh, distributed_c10d):
+        for name, function in names.items():
+            if hasattr(module, name):
+                setattr(module, name, function)

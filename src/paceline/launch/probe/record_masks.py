@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import random
 import sys
 from collections.abc import Callable
@@ -103,12 +104,13 @@ def neutralise(note: Note) -> None:
 
 def _neutral(function: Callable[..., Any], note: Note) -> Callable[..., Any]:
     """Return a dropout that draws a mask, and changes nothing."""
+    trains: bool = inspect.signature(function).parameters["training"].default
 
     @functools.wraps(function)
     def neutral(
         input: Any,  # the name that torch gives it
         p: float = 0.5,
-        training: bool = function.__defaults__[1],  # type: ignore[attr-defined]
+        training: bool = trains,
         inplace: bool = False,
     ) -> Any:
         if not training or not 0 < p < 1:

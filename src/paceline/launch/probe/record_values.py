@@ -19,8 +19,8 @@ import torch
 
 from paceline.launch.probe.record_file import RecordFile
 from paceline.launch.probe.record_masks import Masks, generator_states
-from paceline.launch.probe.value_sums import SumTable, dtype_precision, local, tensors_in
 from paceline.launch.probe.script_copies import copies_of
+from paceline.launch.probe.value_sums import SumTable, dtype_precision, local, tensors_in
 from paceline.machine.compiled import left_alone, not_traced
 from paceline.machine.parameters import held_by, modules, names_of, without_wrappers
 
@@ -138,7 +138,9 @@ class ValueRecords:
             self._roots.append(root)
         for module_id, (its_root, its_name) in names.items():
             if its_root is root:
-                parts = [self._title(root, number), its_name] if number or not its_name else [its_name]
+                parts = (
+                    [self._title(root, number), its_name] if number or not its_name else [its_name]
+                )
                 self._names.setdefault(module_id, ".".join(filter(None, parts)))
         self._names.setdefault(id(called), type(called).__name__)
         self._alive += [module for module in known if names.get(id(module), (None,))[0] is root]
@@ -179,7 +181,7 @@ class ValueRecords:
             self._write_forward()
         if self._is_over():
             return
-        self._write("parameters", held, [parameter for parameter in held.parameters])
+        self._write("parameters", held, list(held.parameters))
         gradients = [
             parameter.grad if parameter.grad is not None else torch.zeros_like(local(parameter))
             for parameter in held.parameters
@@ -249,9 +251,7 @@ class ValueRecords:
             sums = SumTable()
             for tensor in tensors:
                 sums.add_apart(tensor)
-            self._file.write(
-                "copy", period=self._period, copy=name, names=names, sums=sums.rows()
-            )
+            self._file.write("copy", period=self._period, copy=name, names=names, sums=sums.rows())
 
     def _parameters(self) -> dict[str, Any]:
         return {

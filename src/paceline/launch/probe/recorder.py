@@ -71,9 +71,7 @@ def install(is_users: Callable[[str], bool]) -> None:
             _listen(stream, Printed(file, loops, place))
 
 
-def _watch_values(
-    path: Path, place: Callable[[], str], is_users: Callable[[str], bool]
-) -> None:
+def _watch_values(path: Path, place: Callable[[], str], is_users: Callable[[str], bool]) -> None:
     with contextlib.suppress(OSError):  # what else is recorded can still be compared
         file = RecordFile(path)
         values = ValueRecords(file, place, is_users)

@@ -6,7 +6,7 @@ its cube. A norm alone does not see a sign, and behind a normalisation it is alw
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch

@@ -128,15 +128,12 @@ def compare(name: str, ranks: Sequence[Sums], one: Sums, *, floor: float = 0.0) 
     magnitude = expected[2] + floor * expected[0]
     square = expected[3] + floor**2 * expected[0]
     cube = max(abs(expected[4]), magnitude * square / expected[0])
-    scales = (magnitude, magnitude, square, cube)
-    weights = (1.0, 1.0, 2.0, 3.0)  # a relative difference grows with the power
+    # a relative difference grows with the power
+    scales = [magnitude, magnitude, 2 * square, 3 * cube]
     if one[0] == 1 or number == len(ranks):  # of single numbers, as losses, only the mean is known
-        scales, weights = scales[:1], weights[:1]
-    differences = zip(total[1:], expected[1:], scales, weights, strict=False)
-    error = max(
-        (abs(value - other) / (scale * weight) if scale else abs(value - other))
-        for value, other, scale, weight in differences
-    )
+        scales = scales[:1]
+    differences = zip(total[1:], expected[1:], scales, strict=False)
+    error = max(abs(value - other) / (scale or 1.0) for value, other, scale in differences)
     return Compared(
         name,
         copies,

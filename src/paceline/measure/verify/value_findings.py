@@ -48,9 +48,7 @@ def output_differs(
     )
 
 
-def same_rows(
-    model: str, *, step: int, ranks: str, place: str, counts: tuple[int, int]
-) -> Finding:
+def same_rows(model: str, *, step: int, ranks: str, place: str, counts: tuple[int, int]) -> Finding:
     """Return the finding that ranks compute the same rows, and others are left out."""
     distinct, number = counts
     return Finding(
@@ -69,7 +67,12 @@ def same_rows(
 
 
 def loss_differs(
-    first: Compared, wrong: Sequence[Compared], *, step: int, place: str, losses: tuple[float, float]
+    first: Compared,
+    wrong: Sequence[Compared],
+    *,
+    step: int,
+    place: str,
+    losses: tuple[float, float],
 ) -> Finding:
     """Return the finding that ranks compute another loss from the same outputs."""
     return Finding(
@@ -118,7 +121,9 @@ def updates_differ(
     )
 
 
-def initialisation_differs(what: str, first: Compared, wrong: Sequence[Compared], *, place: str, fix: str) -> Finding:
+def initialisation_differs(
+    what: str, first: Compared, wrong: Sequence[Compared], *, place: str, fix: str
+) -> Finding:
     """Return the finding that ranks begin with other parameters than they must."""
     return Finding(
         "initialisation-differs",

@@ -28,7 +28,7 @@ from paceline.measure.verify.records import (
     not_judged,
 )
 
-_DOUBLE, _SINGLE = 1e-9, 1e-4  # relative differences that are allowed in these types
+_DOUBLE, _SINGLE = 1e-9, 5e-5  # relative differences that are allowed in these types
 _COARSER = 8.0  # of coarser types, as a multiple of their precision
 _UPDATES = 50.0  # how much more of an update, which may divide by a small gradient
 _FLOOR = 0.1  # of the usual gradient: rounding makes one where the true one is 0
@@ -78,12 +78,35 @@ def judge_updates(world: RecordedWorld, one: RecordedWorld) -> ComparisonVerdict
     steps = _steps(world, one)
     if not steps:
         return not_judged("no optimizer step was seen")
+    if not one.is_repeatable:
+        return not_judged("1 rank comes to other values when it runs again")
     noise: set[str] = set()  # parameters whose gradients are rounding only
     for step in steps:
         verdict = _judge_step(world, one, step, noise)
         if verdict is not None:
             return verdict
     return kept(f"parameters, gradients and updates of {len(steps)} steps agree")
+
+
+def judge_loss(world: RecordedWorld, one: RecordedWorld) -> ComparisonVerdict:
+    """Decide whether the first loss, over all ranks, is that on one rank."""
+    steps = _steps(world, one)
+    if not steps:
+        return not_judged("no optimizer step was seen")
+    verdict = judge_updates(world, one)
+    if verdict.finding is not None and verdict.finding.name == "loss-differs":
+        return verdict
+    step = steps[0]
+    begin = _judge_parameters(step, set()) or _judge_inputs(step)
+    if begin is not None:
+        return not_judged(begin.reason)
+    if not step.one.loss or not all(rank.loss and rank.loss[0] for rank in step.ranks):
+        return not_judged("no loss was seen")
+    losses = value_findings.mean_loss([rank.loss for rank in step.ranks])
+    expected = value_findings.mean_loss([step.one.loss])
+    if _is_same_loss(step):
+        return kept(f"loss of the first step: {expected:.6g}")
+    return not_judged(f"it is {losses:.6g}, on 1 rank {expected:.6g}; gradients decide")
 
 
 def _steps(world: RecordedWorld, one: RecordedWorld) -> list[_Step]:
@@ -101,7 +124,7 @@ def _judge_step(
     world: RecordedWorld, one: RecordedWorld, step: _Step, noise: set[str]
 ) -> ComparisonVerdict | None:
     """Decide about a step; None if it is right."""
-    verdict = _judge_parameters(step, noise) or _judge_inputs(world, one, step)
+    verdict = _judge_parameters(step, noise) or _judge_inputs(step)
     if verdict is not None:
         return verdict
     usual = _usual(step.one.gradients)
@@ -156,9 +179,15 @@ def _judge_parameters(step: _Step, noise: set[str]) -> ComparisonVerdict | None:
 def _judge_start(step: _Step, wrong: Sequence[Compared]) -> ComparisonVerdict:
     first = wrong[0]
     sums = [rank.parameters[first.name] for rank in step.ranks if first.name in rank.parameters]
-    if first.is_whole and not first.are_alike and _is_like(sums[0], step.one.parameters[first.name]):
+    if (
+        first.is_whole
+        and not first.are_alike
+        and _is_like(sums[0], step.one.parameters[first.name])
+    ):
         return broken(_other_start(step, wrong))
-    is_divided = not first.is_whole and len(set(sums)) * sums[0][0] < step.one.parameters[first.name][0]
+    is_divided = (
+        not first.is_whole and len(set(sums)) * sums[0][0] < step.one.parameters[first.name][0]
+    )
     if is_divided:
         return broken(_equal_parts(step, wrong))
     return not_judged("training begins with other parameters than on 1 rank: set a seed")
@@ -168,9 +197,7 @@ def _is_like(sums: Sums, others: Sums) -> bool:
     return all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(sums, others, strict=True))
 
 
-def _judge_inputs(
-    world: RecordedWorld, one: RecordedWorld, step: _Step
-) -> ComparisonVerdict | None:
+def _judge_inputs(step: _Step) -> ComparisonVerdict | None:
     """Decide whether ranks together compute what one process computes; None if they do."""
     if step.one.is_random or any(rank.is_random for rank in step.ranks):
         return not_judged("the forward draws random numbers, on each rank its own")
@@ -183,13 +210,23 @@ def _judge_inputs(
     if compared is not None and compared.error <= step.allowed:
         return None
     if not expected[0]:
-        return None  # inputs that are not seen
+        return _judge_unseen(step)
     distinct = len(set(ranks)) * ranks[0][0]
     if step.number == 1 and distinct < expected[0] * (1 - 1e-9) and _are_equal_sized(ranks):
         return broken(_same_rows(step, name, len(set(ranks))))
     if step.number > 1:
         return kept(f"values of {step.number - 1} steps agree; then ranks read other samples")
     return not_judged(_other_samples(ranks, expected))
+
+
+def _judge_unseen(step: _Step) -> ComparisonVerdict | None:
+    """Decide by the first outputs, where the inputs of the model are no arguments by position."""
+    errors = _errors_of_outputs(step)
+    inner = {call.parent for call in step.one.calls}
+    first = next((c.name for c in step.one.calls if c.name in errors and c.name not in inner), None)
+    if first is None or errors[first] <= step.allowed:
+        return None
+    return not_judged(f"what goes into the model is not seen, and {first} differs already")
 
 
 def _other_samples(ranks: Sequence[Sums], expected: Sums) -> str:
@@ -213,8 +250,7 @@ def _judge_gradients(
     gradients: Sequence[Compared],
     wrong: Sequence[Compared],
 ) -> ComparisonVerdict | None:
-    inputs = [next(iter(rank.inputs.values()), ()) for rank in step.ranks]
-    if len({sums[0] for sums in inputs if sums}) > 1:
+    if _are_uneven(step):
         return not_judged("ranks have other numbers of samples in this step")
     module = blamed_module(step)
     if module is not None and "BatchNorm" in module.type and "Sync" not in module.type:
@@ -224,15 +260,20 @@ def _judge_gradients(
     is_all = len(wrong) == len(gradients)
     if is_all and all(each.is_whole and each.is_mean for each in wrong):
         return not_judged("ranks apply different gradients: they may train apart")
-    if not _is_same_loss(step):
-        return broken(_other_loss(step, wrong))
     factors = [each.factor for each in wrong]
     is_one_factor = max(factors) - min(factors) <= 1e-2 * max(factors)
     if is_all and is_one_factor and all(each.is_scaled for each in wrong):
         if _is_undone(world, one, factors[0]):
             return kept(f"gradients are {factors[0]:.3g} times those on 1 rank; the rate undoes it")
         return broken(_scaled(step, wrong))
+    if not _is_same_loss(step):
+        return broken(_other_loss(step, wrong))
     return broken(_other_gradient(step, gradients, wrong))
+
+
+def _are_uneven(step: _Step) -> bool:
+    inputs = [next(iter(rank.inputs.values()), ()) for rank in step.ranks]
+    return len({sums[0] for sums in inputs if sums}) > 1
 
 
 def _is_undone(world: RecordedWorld, one: RecordedWorld, factor: float) -> bool:
@@ -309,7 +350,10 @@ def _same_rows(step: _Step, model: str, distinct: int) -> Finding:
 
 
 def _other_loss(step: _Step, wrong: Sequence[Compared]) -> Finding:
-    losses = value_findings.mean_loss([rank.loss for rank in step.ranks]), value_findings.mean_loss([step.one.loss])
+    losses = (
+        value_findings.mean_loss([rank.loss for rank in step.ranks]),
+        value_findings.mean_loss([step.one.loss]),
+    )
     return value_findings.loss_differs(
         wrong[-1], wrong, step=step.number, place=step.place, losses=losses
     )
@@ -332,10 +376,14 @@ def _scaled(step: _Step, wrong: Sequence[Compared]) -> Finding:
     )
 
 
-def _other_gradient(step: _Step, gradients: Sequence[Compared], wrong: Sequence[Compared]) -> Finding:
+def _other_gradient(
+    step: _Step, gradients: Sequence[Compared], wrong: Sequence[Compared]
+) -> Finding:
     first = wrong[-1]
     what = f"{len(wrong)} of {len(gradients)} gradients"
-    kind = "is that of one rank's part" if first.is_mean or not first.are_alike else "is another one"
+    kind = (
+        "is that of one rank's part" if first.is_mean or not first.are_alike else "is another one"
+    )
     return value_findings.updates_differ(
         f"the gradient of {first.name} {kind} on {step.name}: {what} differ from 1 rank",
         first,
@@ -385,7 +433,10 @@ def _changed(step: _Step, first: Compared) -> Finding:
 
 def _other_copy(step: _Step, wrong: Sequence[Compared]) -> Finding:
     copy, _, name = wrong[0].name.partition(": ")
-    first, rest = replace(wrong[0], name=name), [replace(w, name=w.name.partition(": ")[2]) for w in wrong]
+    first, rest = (
+        replace(wrong[0], name=name),
+        [replace(w, name=w.name.partition(": ")[2]) for w in wrong],
+    )
     return value_findings.updates_differ(
         f"the copy of {name} in {copy} is another one on {step.name}; the parameter itself is not",
         first,
@@ -403,7 +454,7 @@ def _other_start(step: _Step, wrong: Sequence[Compared]) -> Finding:
         wrong[0],
         wrong,
         place=step.place,
-        fix="torch.manual_seed(0) before the model is built, or broadcast from the first rank that holds them",
+        fix="one seed before the model is built, or a broadcast to all ranks that hold the same part",
     )
 
 
