@@ -11,7 +11,8 @@ after the last recorded step.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +38,8 @@ class _Call:
     kind: str  # type of the module
     is_training: bool
     place: str  # line of the script that has called it first
-    sums: SumTable = field(default_factory=SumTable)
+    inputs: SumTable = field(default_factory=SumTable)
+    sums: SumTable = field(default_factory=SumTable)  # of its outputs
 
 
 @dataclass
@@ -48,6 +50,22 @@ class _Held:
     parameters: list[Any]
     names: list[str]
     before: list[Any] = field(default_factory=list)  # local values before the current step
+    raw: SumTable | None = None  # gradients at the end of the last backward
+
+
+def _sums_apart(tensors: Iterable[Any]) -> SumTable:
+    sums = SumTable()
+    for tensor in tensors:
+        sums.add_apart(tensor)
+    return sums
+
+
+def _gradient_sums(held: _Held) -> SumTable:
+    """Sum gradients; a missing one is 0, so that it counts where other ranks have one."""
+    return _sums_apart(
+        parameter.grad if parameter.grad is not None else torch.zeros_like(local(parameter))
+        for parameter in held.parameters
+    )
 
 
 class ValueRecords:
@@ -74,7 +92,10 @@ class ValueRecords:
         self._state: Any = None  # of random generators when the forward began
         self._is_random = False
         self._held: dict[int, _Held] = {}
+        self._optimizers: list[Any] = []
         self._handles: list[Any] = []
+        self._own_hooks: set[int] = set()  # modules that have hooks beside ours
+        self._leave_last: Callable[..., None] = lambda *_: None
 
     # Modules
 
@@ -89,8 +110,7 @@ class ValueRecords:
             if self._state is None:
                 self._state = generator_states()
                 self.masks.drawn = []
-            sums = self._inputs.setdefault(name, SumTable())
-            sums.add(tensors_in(args))
+            self._inputs.setdefault(name, SumTable()).add(tensors_in(args))
         is_wrapper = bool(self._stack) and self._stack[-1][1] == name
         if not is_wrapper and len(self._calls) < _MOST_CALLS:
             parent = self._stack[-1][1] if self._stack else ""
@@ -98,10 +118,19 @@ class ValueRecords:
                 name, parent, type(module).__name__, module.training, self._place()
             )
             self._calls[name] = call  # in the order of their last calls
+            call.inputs.add(tensors_in(args))
         self._stack.append((id(module), name))
+        if module._forward_hooks and id(module) not in self._own_hooks:
+            # Its hooks may change the output, as those of parallelize_module do. Ours comes last.
+            self._own_hooks.add(id(module))
+            self._handles.append(module.register_forward_hook(self._leave_last))
 
     def leave(self, module: Any, _args: Any, output: Any) -> None:
-        """Add the output of a module's forward."""
+        """Add the output of a module's forward, unless its own hooks are to come."""
+        if id(module) not in self._own_hooks:
+            self._leave(module, output)
+
+    def _leave(self, module: Any, output: Any) -> None:
         if not any(number == id(module) for number, _ in self._stack):
             return
         while self._stack.pop()[0] != id(module):
@@ -150,7 +179,7 @@ class ValueRecords:
         """Return a name for an outermost module: its type, without wrappers."""
         while hasattr(root, "module") or hasattr(root, "_orig_mod"):
             root = root.module if hasattr(root, "module") else root._orig_mod
-        kind = type(root).__name__
+        kind = type(root).__name__.removeprefix("FSDP")
         others = [one for one in self._roots[:number] if type(one) is type(root)]
         return f"{kind}#{len(others) + 1}" if others else kind
 
@@ -158,13 +187,29 @@ class ValueRecords:
 
     def backward(self, run: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Run a backward, and note its losses."""
-        if not self._backwards and self._handles:
+        is_recorded = not self._backwards and bool(self._handles)
+        if is_recorded:
             self._file.guarded(self._feel)(*args, **kwargs)
         self._backwards += 1
         try:
             run(*args, **kwargs)
         finally:
             self._backwards -= 1
+        if is_recorded:
+            self._file.guarded(self._keep_raw)()
+
+    def _keep_raw(self) -> None:
+        """Sum the gradients as a backward leaves them: clipping changes all of them."""
+        for optimizer in self._alive_optimizers():
+            held = self._hold(optimizer)
+            held.raw = _gradient_sums(held)
+
+    def _alive_optimizers(self) -> list[Any]:
+        if not self._optimizers:
+            things = gc.get_objects()
+            kind = torch.optim.Optimizer
+            self._optimizers = [thing for thing in things if issubclass(type(thing), kind)]
+        return self._optimizers
 
     def _feel(self, losses: Any = (), *_: Any, **__: Any) -> None:
         self._losses.add(tensors_in(losses))
@@ -181,12 +226,10 @@ class ValueRecords:
             self._write_forward()
         if self._is_over():
             return
-        self._write("parameters", held, list(held.parameters))
-        gradients = [
-            parameter.grad if parameter.grad is not None else torch.zeros_like(local(parameter))
-            for parameter in held.parameters
-        ]
-        self._write("gradients", held, gradients)
+        self._write("parameters", held, _sums_apart(held.parameters))
+        self._write("gradients", held, _gradient_sums(held))
+        if held.raw is not None:
+            self._write("raw", held, held.raw)
         held.before = [local(parameter).clone() for parameter in held.parameters]
 
     def after_step(self, optimizer: Any, *_: Any) -> None:
@@ -197,7 +240,7 @@ class ValueRecords:
         pairs = zip(held.parameters, held.before, strict=True)
         changes = [local(parameter).double() - before.double() for parameter, before in pairs]
         held.before = []
-        self._write("updates", held, changes)
+        self._write("updates", held, _sums_apart(changes))
 
     def _hold(self, optimizer: Any) -> _Held:
         held = self._held.get(id(optimizer))
@@ -205,13 +248,11 @@ class ValueRecords:
             parameters = held_by(optimizer)
             held = _Held(len(self._held), parameters, names_of(parameters))
             self._held[id(optimizer)] = held
-            self._alive.append(optimizer)
+            if all(one is not optimizer for one in self._optimizers):
+                self._optimizers.append(optimizer)  # alive, so that no id is given twice
         return held
 
-    def _write(self, kind: str, held: _Held, tensors: Sequence[Any]) -> None:
-        sums = SumTable()
-        for tensor in tensors:
-            sums.add_apart(tensor)
+    def _write(self, kind: str, held: _Held, sums: SumTable) -> None:
         precision = max(map(dtype_precision, held.parameters), default=0.0)
         self._file.write(
             kind,
@@ -237,6 +278,7 @@ class ValueRecords:
                     "type": call.kind,
                     "is_training": call.is_training,
                     "place": call.place,
+                    "inputs": call.inputs.total(),
                     "sums": call.sums.total(),
                     "precision": call.sums.precision,
                 }
@@ -248,10 +290,8 @@ class ValueRecords:
             masks=self.masks.taken(),
         )
         for name, names, tensors in copies_of(self._parameters(), self._is_users):
-            sums = SumTable()
-            for tensor in tensors:
-                sums.add_apart(tensor)
-            self._file.write("copy", period=self._period, copy=name, names=names, sums=sums.rows())
+            rows = _sums_apart(tensors).rows()
+            self._file.write("copy", period=self._period, copy=name, names=names, sums=rows)
 
     def _parameters(self) -> dict[str, Any]:
         return {
@@ -272,7 +312,7 @@ class ValueRecords:
             return False
         for handle in self._handles:
             handle.remove()
-        self._handles, self._stack, self._alive = [], [], [*self._held.values()]
+        self._handles, self._stack, self._alive, self._optimizers = [], [], [], []
         return True
 
     def watch(self) -> None:
@@ -296,6 +336,7 @@ class ValueRecords:
         def recorded_backward(*args: Any, **kwargs: Any) -> None:
             self.backward(backward, *args, **kwargs)
 
+        self._leave_last = hook(lambda of_module, _, output: self._leave(of_module, output))
         self._handles = [
             module.register_module_forward_pre_hook(hook(self.enter)),
             module.register_module_forward_hook(hook(self.leave)),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ class RecordedCall:
     type: str
     is_training: bool
     place: str  # line of the script
+    inputs: Sums
     sums: Sums  # of its outputs
     precision: float  # of the type of its outputs
 
@@ -37,13 +39,14 @@ class Period:
     masks: tuple[tuple[str, Sums, str], ...] = ()  # module, its input, and mask of each dropout
     parameters: dict[str, Sums] = field(default_factory=dict)  # before the step
     gradients: dict[str, Sums] = field(default_factory=dict)
+    raw: dict[str, Sums] = field(default_factory=dict)  # gradients as the backward leaves them
     updates: dict[str, Sums] = field(default_factory=dict)
     copies: dict[str, Sums] = field(default_factory=dict)  # averaged weights, before the step
     precision: float = 0.0  # of the coarsest type
     place: str = ""  # line of the script that makes the step
 
 
-_BY_PARAMETER = ("parameters", "gradients", "updates")
+_BY_PARAMETER = ("parameters", "gradients", "raw", "updates")
 
 
 def parse(records: Iterable[Mapping[str, Any]]) -> dict[int, Period]:
@@ -69,7 +72,8 @@ def parse(records: Iterable[Mapping[str, Any]]) -> dict[int, Period]:
 def _add_forward(period: Period, record: Mapping[str, Any]) -> None:
     period.inputs = {name: tuple(sums) for name, sums in record["inputs"].items()}
     period.calls = tuple(
-        RecordedCall(**{**call, "sums": tuple(call["sums"])}) for call in record["calls"]
+        RecordedCall(**{**call, "inputs": tuple(call["inputs"]), "sums": tuple(call["sums"])})
+        for call in record["calls"]
     )
     period.loss, period.is_random = tuple(record["loss"]), record["is_random"]
     period.masks = tuple((name, tuple(sums), mask) for name, sums, mask in record["masks"])
@@ -91,6 +95,7 @@ class Compared:
     error: float  # the largest relative difference of a sum
     is_whole: bool  # whether every rank has as many values as one process
     are_alike: bool  # whether all ranks have the same sums
+    are_copies: bool  # whether each part is held as often as the others
 
     @property
     def factor(self) -> float:
@@ -117,9 +122,9 @@ def compare(name: str, ranks: Sequence[Sums], one: Sums, *, floor: float = 0.0) 
 
     ``floor`` is a magnitude of a value, relative to which differences are never larger.
     """
-    number = sum(sums[0] for sums in ranks)
-    if not one or not one[0] or not number:
+    if not one or not one[0] or not all(ranks) or not any(sums[0] for sums in ranks):
         return None
+    number = sum(sums[0] for sums in ranks)
     copies = round(number / one[0])
     if copies < 1 or abs(number / one[0] - copies) > _WHOLE * copies:
         return None
@@ -142,4 +147,5 @@ def compare(name: str, ranks: Sequence[Sums], one: Sums, *, floor: float = 0.0) 
         error,
         is_whole=all(sums[0] == one[0] for sums in ranks),
         are_alike=len(set(ranks)) == 1,
+        are_copies=all(count % copies == 0 for count in Counter(ranks).values()),
     )

@@ -156,6 +156,7 @@ def _each_alone(ranks: Sequence[RecordedTraining]) -> Finding:
         f"each of {len(ranks)} ranks trains a model of its own",
         where=first.place,
         evidence=(
+            *([f"first: {first.names[-1]}"] if first.names else []),
             f"{first.type} steps {first.num_elements:,} parameters of the same names on all ranks;"
             f" after each of {len(first.steps):,} steps they differ",
             "no collective has averaged gradients, and nothing else has changed the parameters",

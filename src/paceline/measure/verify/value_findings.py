@@ -27,7 +27,7 @@ def _others(wrong: Sequence[Compared], first: str) -> list[str]:
 
 
 def output_differs(
-    module: RecordedCall, compared: Compared, *, step: int, ranks: str, place: str
+    module: RecordedCall, compared: Compared, first: str, *, step: int, ranks: str, place: str
 ) -> Finding:
     """Return the finding that a module computes something else."""
     return Finding(
@@ -35,7 +35,7 @@ def output_differs(
         f"{module.name} ({module.type}) returns other values on {ranks} than on 1 rank",
         where=module.place or place,
         evidence=(
-            f"first: {module.name}",
+            f"first: {first}",
             f"step {step}: what goes into the model is the same, and earlier modules agree",
             _numbers(compared, ranks),
         ),
@@ -62,6 +62,23 @@ def same_rows(model: str, *, step: int, ranks: str, place: str, counts: tuple[in
         ),
         why="the other rows are never learned from, and the global batch is smaller than it seems",
         fix="divide the rows by the rank among those that share data, not by the rank in its node",
+        severity="warning",
+    )
+
+
+def other_rows(module: str, *, step: int, ranks: str, place: str) -> Finding:
+    """Return the finding that parts of a layer are computed from different rows."""
+    return Finding(
+        "output-differs",
+        f"{ranks} compute parts of {module}, each from other rows",
+        where=place,
+        evidence=(
+            f"first: {module}",
+            f"step {step}: ranks hold parts of this layer, so outputs are parts of one output; the"
+            " inputs of their models are different",
+        ),
+        why="sums over ranks add the parts of different samples",
+        fix="give ranks that divide a layer the same rows: seed and cut the batch by the data rank",
         severity="warning",
     )
 

@@ -8,6 +8,7 @@ well return a part that its caller adds up. Its cause is looked for among what h
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -70,7 +71,7 @@ class _Step:
     def in_order(self, names: Iterable[str]) -> list[str]:
         """Return parameters in the order in which the forward reaches their modules."""
         places = {call.name: place for place, call in enumerate(self.one.calls)}
-        return sorted(names, key=lambda name: places.get(name.rpartition(".")[0], -1))
+        return sorted(names, key=lambda name: places.get(_owner(name), -1))
 
 
 def judge_updates(world: RecordedWorld, one: RecordedWorld) -> ComparisonVerdict:
@@ -177,24 +178,21 @@ def _judge_parameters(step: _Step, noise: set[str]) -> ComparisonVerdict | None:
 
 
 def _judge_start(step: _Step, wrong: Sequence[Compared]) -> ComparisonVerdict:
+    """Decide about other values at the start: ranks must agree in what they hold alike."""
     first = wrong[0]
+    whole = step.one.parameters[first.name]
     sums = [rank.parameters[first.name] for rank in step.ranks if first.name in rank.parameters]
-    if (
-        first.is_whole
-        and not first.are_alike
-        and _is_like(sums[0], step.one.parameters[first.name])
-    ):
+    if not first.are_copies and (not first.is_whole or _is_averaged(step, first.name)):
         return broken(_other_start(step, wrong))
-    is_divided = (
-        not first.is_whole and len(set(sums)) * sums[0][0] < step.one.parameters[first.name][0]
-    )
-    if is_divided:
+    is_repeated = not first.is_whole and len(set(sums)) * sums[0][0] < whole[0]
+    if is_repeated:
         return broken(_equal_parts(step, wrong))
     return not_judged("training begins with other parameters than on 1 rank: set a seed")
 
 
-def _is_like(sums: Sums, others: Sums) -> bool:
-    return all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(sums, others, strict=True))
+def _is_averaged(step: _Step, name: str) -> bool:
+    """Return whether ranks apply the same gradient: those that train apart apply their own."""
+    return len({rank.gradients.get(name) for rank in step.ranks}) == 1
 
 
 def _judge_inputs(step: _Step) -> ComparisonVerdict | None:
@@ -214,9 +212,29 @@ def _judge_inputs(step: _Step) -> ComparisonVerdict | None:
     distinct = len(set(ranks)) * ranks[0][0]
     if step.number == 1 and distinct < expected[0] * (1 - 1e-9) and _are_equal_sized(ranks):
         return broken(_same_rows(step, name, len(set(ranks))))
+    module = _divided_module(step, distinct / expected[0])
+    if module is not None:
+        return broken(_other_rows(step, module))
     if step.number > 1:
         return kept(f"values of {step.number - 1} steps agree; then ranks read other samples")
     return not_judged(_other_samples(ranks, expected))
+
+
+def _divided_module(step: _Step, growth: float) -> str | None:
+    """Return a module that ranks compute in parts, though the inputs of the parts are not one.
+
+    With ``growth`` times the rows of one process its output has that many times the values, unless
+    ranks share it out.
+    """
+    parameters = {_owner(c.name): c for c in step.compared("parameters")}
+    for call in step.one.calls:
+        own = parameters.get(call.name)
+        number = sum(c.sums[0] for rank in step.ranks for c in rank.calls if c.name == call.name)
+        copies = number / call.sums[0] if call.sums[0] else 0.0
+        is_divided = own is not None and not own.is_whole and copies == round(copies) >= 1
+        if is_divided and copies < growth * (1 - 1e-9):
+            return call.name
+    return None
 
 
 def _judge_unseen(step: _Step) -> ComparisonVerdict | None:
@@ -268,7 +286,22 @@ def _judge_gradients(
         return broken(_scaled(step, wrong))
     if not _is_same_loss(step):
         return broken(_other_loss(step, wrong))
-    return broken(_other_gradient(step, gradients, wrong))
+    return broken(_other_gradient(step, gradients, _causes(step, wrong)))
+
+
+def _causes(step: _Step, wrong: Sequence[Compared]) -> Sequence[Compared]:
+    """Return the gradients that were wrong first: clipping by their norm changes all others too."""
+    raw = step.compared("raw", floor=_FLOOR * _usual(step.one.raw))
+    wrong_after_backward = {each.name for each in raw if each.error > step.allowed}
+    if 0 < len(wrong_after_backward) < len(raw):
+        return [each for each in wrong if each.name in wrong_after_backward] or wrong
+    usual = statistics.median(each.factor for each in wrong)
+    others = [
+        each
+        for each in wrong
+        if not (each.is_scaled and math.isclose(each.factor, usual, rel_tol=1e-2))
+    ]
+    return others if 0 < len(others) < len(wrong) / 2 else wrong
 
 
 def _are_uneven(step: _Step) -> bool:
@@ -306,24 +339,26 @@ def blamed_module(step: _Step) -> RecordedCall | None:
     A module whose output differs is excused by a later one, called by the same module, that is
     right: what it has returned was added up between them.
     """
-    errors = _errors_of_outputs(step)
+    errors, of_inputs = _errors_of_outputs(step), _errors_of_outputs(step, "inputs")
     blamed, caller = None, ""
     while True:
         inner = [call for call in step.one.calls if call.parent == caller and call.name in errors]
         wrong: list[RecordedCall] = []
         for call in inner:
             wrong = [*wrong, call] if errors[call.name] > step.allowed else []
-        if not wrong:
+        is_before = bool(wrong) and of_inputs.get(wrong[0].name, 0.0) > step.allowed
+        if not wrong or (is_before and blamed is not None):  # its caller gives it other values
             return blamed
         blamed, caller = wrong[0], wrong[0].name
 
 
-def _errors_of_outputs(step: _Step) -> dict[str, float]:
-    ranks = [{call.name: call.sums for call in rank.calls} for rank in step.ranks]
+def _errors_of_outputs(step: _Step, kind: str = "sums") -> dict[str, float]:
+    """Return the relative difference of each module's outputs, or ``inputs``, where it is known."""
+    ranks = [{call.name: getattr(call, kind) for call in rank.calls} for rank in step.ranks]
     errors = {}
     for call in step.one.calls:
         parts = [sums[call.name] for sums in ranks if call.name in sums]
-        compared = compare(call.name, parts, call.sums)
+        compared = compare(call.name, parts, getattr(call, kind))
         if compared is not None and parts[0][0] > 1:
             errors[call.name] = compared.error
     return errors
@@ -336,9 +371,21 @@ def _other_output(step: _Step, module: RecordedCall) -> Finding:
     parts = [call.sums for rank in step.ranks for call in rank.calls if call.name == module.name]
     compared = compare(module.name, parts, module.sums)
     assert compared is not None
+    own = [name for name in step.one.parameters if _owner(name) == _path(step, module)]
+    inner = {call.parent for call in step.one.calls}
+    name = own[0] if own and module.name in inner else module.name
     return value_findings.output_differs(
-        module, compared, step=step.number, ranks=step.name, place=step.place
+        module, compared, name, step=step.number, ranks=step.name, place=step.place
     )
+
+
+def _owner(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
+
+
+def _path(step: _Step, module: RecordedCall) -> str:
+    """Return what the names of a module's parameters begin with; empty for the model itself."""
+    return module.name if any(n.startswith(module.name) for n in step.one.parameters) else ""
 
 
 def _same_rows(step: _Step, model: str, distinct: int) -> Finding:
@@ -347,6 +394,11 @@ def _same_rows(step: _Step, model: str, distinct: int) -> Finding:
     return value_findings.same_rows(
         model, step=step.number, ranks=step.name, place=place, counts=counts
     )
+
+
+def _other_rows(step: _Step, module: str) -> Finding:
+    place = step.ranks[0].calls[0].place if step.ranks[0].calls else step.place
+    return value_findings.other_rows(module, step=step.number, ranks=step.name, place=place)
 
 
 def _other_loss(step: _Step, wrong: Sequence[Compared]) -> Finding:
@@ -454,7 +506,7 @@ def _other_start(step: _Step, wrong: Sequence[Compared]) -> Finding:
         wrong[0],
         wrong,
         place=step.place,
-        fix="one seed before the model is built, or a broadcast to all ranks that hold the same part",
+        fix="one seed before the model is built, or a broadcast to all that hold the same part",
     )
 
 

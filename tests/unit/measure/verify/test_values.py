@@ -30,7 +30,7 @@ def halves(name):
 def call(name, numbers):
     parent = name.rpartition(".")[0] or ("" if name == "Net" else "Net")
     return RecordedCall(
-        name, parent, "Linear", True, f"train.py:{len(name)}", sums(numbers), PRECISION
+        name, parent, "Linear", True, f"train.py:{len(name)}", (), sums(numbers), PRECISION
     )
 
 
@@ -240,7 +240,10 @@ def test_an_average_that_is_another_one_is_named():
             "other samples",
         ),
         (
-            [replace(period(n), inputs={"Net": sums(drawn(f"more {n}"))}) for n in (0, 1)],
+            [
+                replace(period(n), inputs={"Net": sums(drawn(f"more {n}"))}, calls=())
+                for n in (0, 1)
+            ],
             "--batch-option",
         ),
         ([replace(period(n), is_random=True) for n in (0, 1)], "random numbers"),
