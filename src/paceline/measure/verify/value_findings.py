@@ -3,20 +3,140 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from paceline.errors import Finding
-from paceline.measure.verify.recorded_values import Compared, RecordedCall, Sums
+from paceline.measure.verify.recorded_values import Compared
 
 _MOST_NAMES = 4
-_WHY = "training on several ranks is another one than on 1 rank, with the same settings"
+
+
+class _Text(NamedTuple):
+    """What is said of a kind of difference; words in braces are replaced."""
+
+    finding: str
+    what: str
+    evidence: str
+    fix: str
+    why: str = "training on several ranks is another one than on 1 rank, with the same settings"
+
+
+_TEXTS = {
+    "output": _Text(
+        "output-differs",
+        "{module} returns other values on {ranks} than on 1 rank",
+        "what goes into the model is the same, and earlier modules agree",
+        "look at what ranks exchange here: partial sums that are not added, or added twice, a bias"
+        " added by each rank, parts in another order, positions counted anew",
+    ),
+    "same rows": _Text(
+        "output-differs",
+        "{ranks} give the model {distinct} different inputs, which are not the batch of 1 rank",
+        "ranks read the same rows, and rows that 1 rank reads are left out",
+        "cut the batch by the rank among those that share data, and not by that of another group",
+        "the other rows are never learned from, and the global batch is smaller than it seems",
+    ),
+    "other rows": _Text(
+        "output-differs",
+        "{ranks} compute parts of {name}, each from other rows",
+        "ranks hold parts of this layer, and the inputs of their models are different",
+        "give ranks that divide a layer the same rows: seed and cut the batch by the data rank",
+        "sums over ranks add the parts of different samples",
+    ),
+    "loss": _Text(
+        "loss-differs",
+        "the loss of step {step} is {loss:.6g} over all ranks, and {expected:.6g} on 1 rank",
+        "inputs, parameters and outputs of modules agree; loss and gradients do not",
+        "divide by the number of samples or tokens of all ranks, or gather what is compared",
+        "each rank computes something else than its part of the loss; where a loss compares the"
+        " samples of a batch (contrastive), that is expected",
+    ),
+    "factor": _Text(
+        "updates-differ",
+        "the gradients that {ranks} apply are {factor:.3g} times those on 1 rank",
+        "all gradients by factor {factor:.4g}; parameters and outputs of modules agree",
+        "average over samples: a loss that is a mean, and gradients divided by the number of ranks"
+        " once, and by that of accumulated batches once",
+    ),
+    "gradient": _Text(
+        "updates-differ",
+        "the gradient of {name} is another one on {ranks}; {number} of {total} gradients are",
+        "outputs of modules agree; of the wrong gradients this is that of the last module, where a"
+        " backward begins",
+        "reduce the gradient once, over the group of ranks that hold the parameter; a norm for"
+        " clipping is that over all parts",
+    ),
+    "update": _Text(
+        "updates-differ",
+        "the optimizer changes {name} by something else on {ranks} than on 1 rank",
+        "its gradients agree",
+        "an optimizer that looks at more than one value at a time (Muon, a norm) needs the whole"
+        " parameter, not a part of it; its options must not depend on the rank",
+    ),
+    "changed": _Text(
+        "updates-differ",
+        "{name} is another one on {ranks}, though the optimizer's step before was right",
+        "something else has changed it between two steps",
+        "look for a broadcast, a copy or an average of parameters between steps",
+    ),
+    "copy": _Text(
+        "updates-differ",
+        "the copy of {name} in {copy} is another one on {ranks}; the parameter itself is not",
+        "parameters agree",
+        "average the same part of the parameter on every rank, after each step",
+    ),
+    "start": _Text(
+        "initialisation-differs",
+        "ranks begin with different parameters where they hold the same ones",
+        "parameters differ before the first step",
+        "one seed before the model is built, or a broadcast to all that hold the same part",
+        "ranks train another model than one process does",
+    ),
+    "equal parts": _Text(
+        "initialisation-differs",
+        "ranks begin with equal values in different parts of a parameter",
+        "parameters differ before the first step",
+        "draw the whole parameter with one seed and cut out the part, or seed each part apart",
+        "ranks train another model than one process does",
+    ),
+}
+
+
+def finding(
+    kind: str,
+    name: str,  # of the parameter or module from which to look
+    *,
+    step: int,
+    ranks: str,
+    place: str,
+    wrong: Sequence[Compared] = (),  # all that differ
+    **words: object,
+) -> Finding:
+    """Return what is said of a difference."""
+    text = _TEXTS[kind]
+    words = {"name": name, "step": step, "ranks": ranks, **words}
+    first = [_numbers(each, ranks) for each in wrong if each.name == name]
+    return Finding(
+        text.finding,
+        text.what.format(**words),
+        where=place,
+        evidence=(
+            f"first: {name}",
+            f"step {step}: {text.evidence.format(**words)}",
+            *first,
+            *_others(wrong, name),
+        ),
+        why=text.why,
+        fix=text.fix,
+        severity="warning",
+    )
 
 
 def _numbers(compared: Compared, ranks: str) -> str:
-    magnitudes = f"{compared.total[2] / compared.copies:.6g}, on 1 rank"
-    of_one = compared.expected[2] / compared.copies
+    of_ranks, of_one = compared.total[2] / compared.copies, compared.expected[2] / compared.copies
     return (
-        f"sum of its magnitudes on {ranks}: {magnitudes} {of_one:.6g}"
-        f" (largest relative difference of its sums {compared.error:.2g})"
+        f"sum of its magnitudes: {of_ranks:.6g} on {ranks}, {of_one:.6g} on 1 rank; sums differ by"
+        f" {compared.error:.2g} of that"
     )
 
 
@@ -24,140 +144,3 @@ def _others(wrong: Sequence[Compared], first: str) -> list[str]:
     names = [each.name for each in wrong if each.name != first]
     rest = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return [f"also different: {', '.join(names[:_MOST_NAMES])}{rest}"] if names else []
-
-
-def output_differs(
-    module: RecordedCall, compared: Compared, first: str, *, step: int, ranks: str, place: str
-) -> Finding:
-    """Return the finding that a module computes something else."""
-    return Finding(
-        "output-differs",
-        f"{module.name} ({module.type}) returns other values on {ranks} than on 1 rank",
-        where=module.place or place,
-        evidence=(
-            f"first: {first}",
-            f"step {step}: what goes into the model is the same, and earlier modules agree",
-            _numbers(compared, ranks),
-        ),
-        why=_WHY,
-        fix=(
-            "look at what ranks exchange in this module: partial sums that are not added, or added"
-            " twice, a bias added by each rank, parts in another order"
-        ),
-        severity="warning",
-    )
-
-
-def same_rows(model: str, *, step: int, ranks: str, place: str, counts: tuple[int, int]) -> Finding:
-    """Return the finding that ranks compute the same rows, and others are left out."""
-    distinct, number = counts
-    return Finding(
-        "output-differs",
-        f"{number} ranks give the model {distinct} different input"
-        f"{'s' if distinct > 1 else ''}, which together are not the batch of 1 rank",
-        where=place,
-        evidence=(
-            f"first: {model}",
-            f"step {step}: ranks read the same rows, and rows that 1 rank reads are left out",
-        ),
-        why="the other rows are never learned from, and the global batch is smaller than it seems",
-        fix="divide the rows by the rank among those that share data, not by the rank in its node",
-        severity="warning",
-    )
-
-
-def other_rows(module: str, *, step: int, ranks: str, place: str) -> Finding:
-    """Return the finding that parts of a layer are computed from different rows."""
-    return Finding(
-        "output-differs",
-        f"{ranks} compute parts of {module}, each from other rows",
-        where=place,
-        evidence=(
-            f"first: {module}",
-            f"step {step}: ranks hold parts of this layer, so outputs are parts of one output; the"
-            " inputs of their models are different",
-        ),
-        why="sums over ranks add the parts of different samples",
-        fix="give ranks that divide a layer the same rows: seed and cut the batch by the data rank",
-        severity="warning",
-    )
-
-
-def loss_differs(
-    first: Compared,
-    wrong: Sequence[Compared],
-    *,
-    step: int,
-    place: str,
-    losses: tuple[float, float],
-) -> Finding:
-    """Return the finding that ranks compute another loss from the same outputs."""
-    return Finding(
-        "loss-differs",
-        f"the loss of step {step} is {losses[0]:.6g} over all ranks, and {losses[1]:.6g} on 1 rank",
-        where=place,
-        evidence=(
-            f"first: {first.name}",
-            "inputs, parameters and outputs of modules agree; loss and gradients do not",
-            *_others(wrong, first.name),
-        ),
-        why=(
-            "each rank computes something else than its part of the loss; where a loss compares"
-            " the samples of a batch (contrastive), that is expected"
-        ),
-        fix="divide by the number of samples or tokens of all ranks, or gather what is compared",
-        severity="warning",
-    )
-
-
-def updates_differ(
-    what: str,
-    first: Compared,
-    wrong: Sequence[Compared],
-    *,
-    step: int,
-    place: str,
-    evidence: Sequence[str] = (),
-    fix: str,
-    ranks: str,
-) -> Finding:
-    """Return the finding that a gradient, an update or a parameter is another one."""
-    return Finding(
-        "updates-differ",
-        what,
-        where=place,
-        evidence=(
-            f"first: {first.name}",
-            f"step {step}: {_numbers(first, ranks)}",
-            *evidence,
-            *_others(wrong, first.name),
-        ),
-        why=_WHY,
-        fix=fix,
-        severity="warning",
-    )
-
-
-def initialisation_differs(
-    what: str, first: Compared, wrong: Sequence[Compared], *, place: str, fix: str
-) -> Finding:
-    """Return the finding that ranks begin with other parameters than they must."""
-    return Finding(
-        "initialisation-differs",
-        what,
-        where=place,
-        evidence=(
-            f"first: {first.name}",
-            "step 1: parameters differ before the first step",
-            *_others(wrong, first.name),
-        ),
-        why="ranks train another model than one process does",
-        fix=fix,
-        severity="warning",
-    )
-
-
-def mean_loss(losses: Sequence[Sums]) -> float:
-    """Return the mean loss of ranks."""
-    number = sum(loss[0] for loss in losses)
-    return sum(loss[1] for loss in losses) / number if number else 0.0

@@ -58,6 +58,21 @@ class _Step:
         """The line that makes the step."""
         return self.ranks[0].place
 
+    def finding(
+        self,
+        kind: str,
+        name: str,
+        wrong: Sequence[Compared] = (),
+        *,
+        place: str = "",
+        **words: object,
+    ) -> Finding:
+        """Return what is said of a difference in this step."""
+        place = place or self.place
+        return value_findings.finding(
+            kind, name, step=self.number, ranks=self.name, place=place, wrong=wrong, **words
+        )
+
     def compared(self, kind: str, *, floor: float = 0.0) -> list[Compared]:
         """Return the tensors of a kind that can be compared, in the order of the forward."""
         tables: list[Mapping[str, Sums]] = [getattr(rank, kind) for rank in self.ranks]
@@ -103,8 +118,8 @@ def judge_loss(world: RecordedWorld, one: RecordedWorld) -> ComparisonVerdict:
         return not_judged(begin.reason)
     if not step.one.loss or not all(rank.loss and rank.loss[0] for rank in step.ranks):
         return not_judged("no loss was seen")
-    losses = value_findings.mean_loss([rank.loss for rank in step.ranks])
-    expected = value_findings.mean_loss([step.one.loss])
+    losses = _mean([rank.loss for rank in step.ranks])
+    expected = _mean([step.one.loss])
     if _is_same_loss(step):
         return kept(f"loss of the first step: {expected:.6g}")
     return not_judged(f"it is {losses:.6g}, on 1 rank {expected:.6g}; gradients decide")
@@ -141,7 +156,7 @@ def _judge_step(
         for each in step.compared("updates")
         if each.name not in noise and each.error > _allowed_of_update(step, each.name)
     ]
-    return broken(_other_update(step, updates)) if updates else None
+    return broken(step.finding("update", updates[0].name, updates)) if updates else None
 
 
 def _usual(gradients: Mapping[str, Sums]) -> float:
@@ -172,9 +187,12 @@ def _judge_parameters(step: _Step, noise: set[str]) -> ComparisonVerdict | None:
         for each in step.compared("copies")
         if each.error > step.allowed and each.name.partition(": ")[2] not in noise
     ]
-    if not wrong and not copies:
+    if wrong:
+        return broken(step.finding("changed", wrong[0].name, wrong))
+    if not copies:
         return None
-    return broken(_changed(step, wrong[0]) if wrong else _other_copy(step, copies))
+    copy, _, name = copies[0].name.partition(": ")
+    return broken(step.finding("copy", name, [replace(copies[0], name=name)], copy=copy))
 
 
 def _judge_start(step: _Step, wrong: Sequence[Compared]) -> ComparisonVerdict:
@@ -183,10 +201,10 @@ def _judge_start(step: _Step, wrong: Sequence[Compared]) -> ComparisonVerdict:
     whole = step.one.parameters[first.name]
     sums = [rank.parameters[first.name] for rank in step.ranks if first.name in rank.parameters]
     if not first.are_copies and (not first.is_whole or _is_averaged(step, first.name)):
-        return broken(_other_start(step, wrong))
+        return broken(step.finding("start", first.name, wrong))
     is_repeated = not first.is_whole and len(set(sums)) * sums[0][0] < whole[0]
     if is_repeated:
-        return broken(_equal_parts(step, wrong))
+        return broken(step.finding("equal parts", first.name, wrong))
     return not_judged("training begins with other parameters than on 1 rank: set a seed")
 
 
@@ -209,12 +227,13 @@ def _judge_inputs(step: _Step) -> ComparisonVerdict | None:
         return None
     if not expected[0]:
         return _judge_unseen(step)
+    place = step.ranks[0].calls[0].place if step.ranks[0].calls else ""
     distinct = len(set(ranks)) * ranks[0][0]
     if step.number == 1 and distinct < expected[0] * (1 - 1e-9) and _are_equal_sized(ranks):
-        return broken(_same_rows(step, name, len(set(ranks))))
+        return broken(step.finding("same rows", name, place=place, distinct=len(set(ranks))))
     module = _divided_module(step, distinct / expected[0])
     if module is not None:
-        return broken(_other_rows(step, module))
+        return broken(step.finding("other rows", module, place=place))
     if step.number > 1:
         return kept(f"values of {step.number - 1} steps agree; then ranks read other samples")
     return not_judged(_other_samples(ranks, expected))
@@ -274,7 +293,7 @@ def _judge_gradients(
     if module is not None and "BatchNorm" in module.type and "Sync" not in module.type:
         return not_judged("a module has statistics of its batch, on each rank its own (BatchNorm)")
     if module is not None:
-        return broken(_other_output(step, module))
+        return broken(_output_finding(step, module))
     is_all = len(wrong) == len(gradients)
     if is_all and all(each.is_whole and each.is_mean for each in wrong):
         return not_judged("ranks apply different gradients: they may train apart")
@@ -283,10 +302,13 @@ def _judge_gradients(
     if is_all and is_one_factor and all(each.is_scaled for each in wrong):
         if _is_undone(world, one, factors[0]):
             return kept(f"gradients are {factors[0]:.3g} times those on 1 rank; the rate undoes it")
-        return broken(_scaled(step, wrong))
+        return broken(step.finding("factor", wrong[-1].name, wrong, factor=factors[0]))
     if not _is_same_loss(step):
-        return broken(_other_loss(step, wrong))
-    return broken(_other_gradient(step, gradients, _causes(step, wrong)))
+        losses = {"loss": _mean([r.loss for r in step.ranks]), "expected": _mean([step.one.loss])}
+        return broken(step.finding("loss", wrong[-1].name, wrong, **losses))
+    causes = _causes(step, wrong)
+    counts = {"number": len(wrong), "total": len(gradients)}
+    return broken(step.finding("gradient", causes[-1].name, causes, **counts))
 
 
 def _causes(step: _Step, wrong: Sequence[Compared]) -> Sequence[Compared]:
@@ -364,18 +386,23 @@ def _errors_of_outputs(step: _Step, kind: str = "sums") -> dict[str, float]:
     return errors
 
 
-# What is said of them
-
-
-def _other_output(step: _Step, module: RecordedCall) -> Finding:
+def _output_finding(step: _Step, module: RecordedCall) -> Finding:
+    """Return the finding about a module; a parameter of its own is named if inner modules are right."""
     parts = [call.sums for rank in step.ranks for call in rank.calls if call.name == module.name]
     compared = compare(module.name, parts, module.sums)
     assert compared is not None
-    own = [name for name in step.one.parameters if _owner(name) == _path(step, module)]
-    inner = {call.parent for call in step.one.calls}
-    name = own[0] if own and module.name in inner else module.name
-    return value_findings.output_differs(
-        module, compared, name, step=step.number, ranks=step.name, place=step.place
+    is_model = not any(name.startswith(f"{module.name}.") for name in step.one.parameters)
+    own = [
+        name for name in step.one.parameters if _owner(name) == ("" if is_model else module.name)
+    ]
+    is_outer = any(call.parent == module.name for call in step.one.calls)
+    name = own[0] if own and is_outer else module.name
+    return step.finding(
+        "output",
+        name,
+        [replace(compared, name=name)],
+        place=module.place,
+        module=f"{module.name} ({module.type})",
     )
 
 
@@ -383,138 +410,6 @@ def _owner(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
-def _path(step: _Step, module: RecordedCall) -> str:
-    """Return what the names of a module's parameters begin with; empty for the model itself."""
-    return module.name if any(n.startswith(module.name) for n in step.one.parameters) else ""
-
-
-def _same_rows(step: _Step, model: str, distinct: int) -> Finding:
-    place = step.ranks[0].calls[0].place if step.ranks[0].calls else step.place
-    counts = distinct, len(step.ranks)
-    return value_findings.same_rows(
-        model, step=step.number, ranks=step.name, place=place, counts=counts
-    )
-
-
-def _other_rows(step: _Step, module: str) -> Finding:
-    place = step.ranks[0].calls[0].place if step.ranks[0].calls else step.place
-    return value_findings.other_rows(module, step=step.number, ranks=step.name, place=place)
-
-
-def _other_loss(step: _Step, wrong: Sequence[Compared]) -> Finding:
-    losses = (
-        value_findings.mean_loss([rank.loss for rank in step.ranks]),
-        value_findings.mean_loss([step.one.loss]),
-    )
-    return value_findings.loss_differs(
-        wrong[-1], wrong, step=step.number, place=step.place, losses=losses
-    )
-
-
-def _scaled(step: _Step, wrong: Sequence[Compared]) -> Finding:
-    factor = wrong[-1].factor
-    return value_findings.updates_differ(
-        f"the gradients that {step.name} apply are {factor:.3g} times those on 1 rank",
-        wrong[-1],
-        wrong,
-        step=step.number,
-        ranks=step.name,
-        place=step.place,
-        evidence=(f"all gradients by factor {factor:.4g}", "parameters and outputs agree"),
-        fix=(
-            "average over samples: a loss that is a mean, and gradients divided by the number of"
-            " ranks once, and by that of accumulated batches once"
-        ),
-    )
-
-
-def _other_gradient(
-    step: _Step, gradients: Sequence[Compared], wrong: Sequence[Compared]
-) -> Finding:
-    first = wrong[-1]
-    what = f"{len(wrong)} of {len(gradients)} gradients"
-    kind = (
-        "is that of one rank's part" if first.is_mean or not first.are_alike else "is another one"
-    )
-    return value_findings.updates_differ(
-        f"the gradient of {first.name} {kind} on {step.name}: {what} differ from 1 rank",
-        first,
-        wrong,
-        step=step.number,
-        ranks=step.name,
-        place=step.place,
-        evidence=(
-            "outputs of modules agree; of wrong gradients this is that of the last module, from"
-            " which a backward begins",
-        ),
-        fix=(
-            "reduce the gradient over the ranks that hold the parameter, once, and with the group"
-            " of these ranks; a norm for clipping is that over all parts"
-        ),
-    )
-
-
-def _other_update(step: _Step, wrong: Sequence[Compared]) -> Finding:
-    return value_findings.updates_differ(
-        f"the optimizer changes {wrong[0].name} by something else on {step.name} than on 1 rank",
-        wrong[0],
-        wrong,
-        step=step.number,
-        ranks=step.name,
-        place=step.place,
-        evidence=("its gradients agree",),
-        fix=(
-            "an optimizer that looks at more than one value at a time (Muon, a norm) needs the"
-            " whole parameter, not a part of it; hyperparameters must not depend on the rank"
-        ),
-    )
-
-
-def _changed(step: _Step, first: Compared) -> Finding:
-    return value_findings.updates_differ(
-        f"{first.name} is another one on {step.name} before step {step.number}, though the"
-        " optimizer's step before was right",
-        first,
-        (),
-        step=step.number,
-        ranks=step.name,
-        place=step.place,
-        fix="look for what changes parameters between steps: a broadcast, a copy, an average",
-    )
-
-
-def _other_copy(step: _Step, wrong: Sequence[Compared]) -> Finding:
-    copy, _, name = wrong[0].name.partition(": ")
-    first, rest = (
-        replace(wrong[0], name=name),
-        [replace(w, name=w.name.partition(": ")[2]) for w in wrong],
-    )
-    return value_findings.updates_differ(
-        f"the copy of {name} in {copy} is another one on {step.name}; the parameter itself is not",
-        first,
-        rest,
-        step=step.number,
-        ranks=step.name,
-        place=step.place,
-        fix="average the same part of the parameter on every rank, after each step",
-    )
-
-
-def _other_start(step: _Step, wrong: Sequence[Compared]) -> Finding:
-    return value_findings.initialisation_differs(
-        "ranks begin with different parameters where they hold the same ones",
-        wrong[0],
-        wrong,
-        place=step.place,
-        fix="one seed before the model is built, or a broadcast to all that hold the same part",
-    )
-
-
-def _equal_parts(step: _Step, wrong: Sequence[Compared]) -> Finding:
-    return value_findings.initialisation_differs(
-        "ranks begin with equal values in different parts of a parameter",
-        wrong[0],
-        wrong,
-        place=step.place,
-        fix="draw the whole parameter with one seed and cut out the part, or seed each part apart",
-    )
+def _mean(losses: Sequence[Sums]) -> float:
+    number = sum(loss[0] for loss in losses)
+    return sum(loss[1] for loss in losses) / number if number else 0.0
