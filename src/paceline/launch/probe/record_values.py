@@ -50,7 +50,8 @@ class _Held:
     parameters: list[Any]
     names: list[str]
     before: list[Any] = field(default_factory=list)  # local values before the current step
-    raw: SumTable | None = None  # gradients at the end of the last backward
+    # gradients at the end of the last backwards before a step
+    raw: list[SumTable] = field(default_factory=list)
 
 
 def _sums_apart(tensors: Iterable[Any]) -> SumTable:
@@ -202,7 +203,7 @@ class ValueRecords:
         """Sum the gradients as a backward leaves them: clipping changes all of them."""
         for optimizer in self._alive_optimizers():
             held = self._hold(optimizer)
-            held.raw = _gradient_sums(held)
+            held.raw = [*held.raw[-1:], _gradient_sums(held)]
 
     def _alive_optimizers(self) -> list[Any]:
         if not self._optimizers:
@@ -228,8 +229,8 @@ class ValueRecords:
             return
         self._write("parameters", held, _sums_apart(held.parameters))
         self._write("gradients", held, _gradient_sums(held))
-        if held.raw is not None:
-            self._write("raw", held, held.raw)
+        if held.raw:
+            self._write("raw", held, held.raw[-1])
         held.before = [local(parameter).clone() for parameter in held.parameters]
 
     def after_step(self, optimizer: Any, *_: Any) -> None:
@@ -239,7 +240,7 @@ class ValueRecords:
             return
         pairs = zip(held.parameters, held.before, strict=True)
         changes = [local(parameter).double() - before.double() for parameter, before in pairs]
-        held.before = []
+        held.before, held.raw = [], []
         self._write("updates", held, _sums_apart(changes))
 
     def _hold(self, optimizer: Any) -> _Held:
@@ -287,11 +288,21 @@ class ValueRecords:
             loss=self._losses.total(),
             num_losses=self._losses.count,
             is_random=self._is_random,
+            is_idle=self._is_idle(),
             masks=self.masks.taken(),
         )
         for name, names, tensors in copies_of(self._parameters(), self._is_users):
             rows = _sums_apart(tensors).rows()
             self._file.write("copy", period=self._period, copy=name, names=names, sums=rows)
+
+    def _is_idle(self) -> bool:
+        """Return whether the last backward has left all gradients as they were."""
+        tables = [held.raw for held in self._held.values() if held.raw]
+        pairs = [(raw[0].rows() if raw[1:] else None, raw[-1].rows()) for raw in tables]
+        return bool(pairs) and all(
+            after == before or (before is None and not any(row[2] for row in after))
+            for before, after in pairs
+        )
 
     def _parameters(self) -> dict[str, Any]:
         return {

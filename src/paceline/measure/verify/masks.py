@@ -50,10 +50,10 @@ def judge(world: RecordedWorld) -> ComparisonVerdict:
         return broken(_other_mask(other, place))
     same = next((p for p in one_model if not p.is_same_input and p.is_same_mask), None)
     if same is not None:
-        return broken(_same_mask(same, place, severity="warning"))
+        return broken(_same_mask(same, place))
     apart = [pair for pair in pairs if not pair.is_one_model]
     if apart and all(pair.is_same_mask for pair in apart):
-        return broken(_same_mask(apart[0], place, severity="hint"))
+        return broken(_same_mask(apart[0], place))
     return kept(f"{len(periods[0].masks)} masks of the first step")
 
 
@@ -78,7 +78,7 @@ def _is_like(sums: Sums, others: Sums) -> bool:
     return all(abs(a - b) <= 1e-5 * scale for a, b in zip(sums[:3], others[:3], strict=True))
 
 
-def _same_mask(pair: _Pair, place: str, *, severity: str) -> Finding:
+def _same_mask(pair: _Pair, place: str) -> Finding:
     a, b = pair.ranks
     role = (
         "they hold different parts of one activation"
@@ -95,7 +95,7 @@ def _same_mask(pair: _Pair, place: str, *, severity: str) -> Finding:
             "seed what is dropped apart by the rank: torch.manual_seed(seed + rank) after the"
             " model is built, with tensor parallelism by the rank in its group"
         ),
-        severity=severity,
+        severity="warning",
     )
 
 

@@ -36,6 +36,7 @@ class Period:
     calls: tuple[RecordedCall, ...] = ()  # in the order of their last calls
     loss: Sums = ()  # of all backwards
     is_random: bool = False  # whether it draws random numbers for something else than dropout
+    is_idle: bool = False  # whether its last backward has changed no gradient
     masks: tuple[tuple[str, Sums, str], ...] = ()  # module, its input, and mask of each dropout
     parameters: dict[str, Sums] = field(default_factory=dict)  # before the step
     gradients: dict[str, Sums] = field(default_factory=dict)
@@ -76,6 +77,7 @@ def _add_forward(period: Period, record: Mapping[str, Any]) -> None:
         for call in record["calls"]
     )
     period.loss, period.is_random = tuple(record["loss"]), record["is_random"]
+    period.is_idle = record["is_idle"]
     period.masks = tuple((name, tuple(sums), mask) for name, sums, mask in record["masks"])
     period.precision = max([period.precision, *(call.precision for call in period.calls)])
 

@@ -60,11 +60,19 @@ _TEXTS = {
     ),
     "gradient": _Text(
         "updates-differ",
-        "the gradient of {name} is another one on {ranks}; {number} of {total} gradients are",
+        "the gradient of {name} is another one on {ranks}; {counts} gradients are",
         "outputs of modules agree; of the wrong gradients this is that of the last module, where a"
         " backward begins",
         "reduce the gradient once, over the group of ranks that hold the parameter; a norm for"
         " clipping is that over all parts",
+    ),
+    "idle": _Text(
+        "updates-differ",
+        "the last backward before a step has changed no gradient",
+        "gradients are those that the backward before has left",
+        "reduce gradients at the last backward before the step: no no_sync, and"
+        " set_requires_gradient_sync(True)",
+        "the samples of this backward are not learned from in this step, or never",
     ),
     "update": _Text(
         "updates-differ",

@@ -58,6 +58,11 @@ class _Step:
         """The line that makes the step."""
         return self.ranks[0].place
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the last backward has changed no gradient, on no rank."""
+        return all(rank.is_idle for rank in self.ranks)
+
     def finding(
         self,
         kind: str,
@@ -94,6 +99,9 @@ def judge_updates(world: RecordedWorld, one: RecordedWorld) -> ComparisonVerdict
     steps = _steps(world, one)
     if not steps:
         return not_judged("no optimizer step was seen")
+    idle = next((step for step in steps if step.is_idle), None)
+    if idle is not None:
+        return broken(idle.finding("idle", idle.in_order(idle.one.parameters)[-1]))
     if not one.is_repeatable:
         return not_judged("1 rank comes to other values when it runs again")
     noise: set[str] = set()  # parameters whose gradients are rounding only
@@ -200,7 +208,8 @@ def _judge_start(step: _Step, wrong: Sequence[Compared]) -> ComparisonVerdict:
     first = wrong[0]
     whole = step.one.parameters[first.name]
     sums = [rank.parameters[first.name] for rank in step.ranks if first.name in rank.parameters]
-    if not first.are_copies and (not first.is_whole or _is_averaged(step, first.name)):
+    is_one_model = any(not each.is_whole for each in step.compared("parameters"))
+    if not first.are_copies and (is_one_model or _is_averaged(step, first.name)):
         return broken(step.finding("start", first.name, wrong))
     is_repeated = not first.is_whole and len(set(sums)) * sums[0][0] < whole[0]
     if is_repeated:
@@ -304,11 +313,11 @@ def _judge_gradients(
             return kept(f"gradients are {factors[0]:.3g} times those on 1 rank; the rate undoes it")
         return broken(step.finding("factor", wrong[-1].name, wrong, factor=factors[0]))
     if not _is_same_loss(step):
-        losses = {"loss": _mean([r.loss for r in step.ranks]), "expected": _mean([step.one.loss])}
-        return broken(step.finding("loss", wrong[-1].name, wrong, **losses))
+        loss, expected = _mean([rank.loss for rank in step.ranks]), _mean([step.one.loss])
+        return broken(step.finding("loss", wrong[-1].name, wrong, loss=loss, expected=expected))
     causes = _causes(step, wrong)
-    counts = {"number": len(wrong), "total": len(gradients)}
-    return broken(step.finding("gradient", causes[-1].name, causes, **counts))
+    counts = f"{len(wrong)} of {len(gradients)}"
+    return broken(step.finding("gradient", causes[-1].name, causes, counts=counts))
 
 
 def _causes(step: _Step, wrong: Sequence[Compared]) -> Sequence[Compared]:
@@ -387,14 +396,13 @@ def _errors_of_outputs(step: _Step, kind: str = "sums") -> dict[str, float]:
 
 
 def _output_finding(step: _Step, module: RecordedCall) -> Finding:
-    """Return the finding about a module; a parameter of its own is named if inner modules are right."""
+    """Return the finding about a module, or about its own parameter if inner modules are right."""
     parts = [call.sums for rank in step.ranks for call in rank.calls if call.name == module.name]
     compared = compare(module.name, parts, module.sums)
     assert compared is not None
-    is_model = not any(name.startswith(f"{module.name}.") for name in step.one.parameters)
-    own = [
-        name for name in step.one.parameters if _owner(name) == ("" if is_model else module.name)
-    ]
+    is_inner = any(name.startswith(f"{module.name}.") for name in step.one.parameters)
+    path = module.name if is_inner else ""  # that of the model itself has no name
+    own = [name for name in step.one.parameters if _owner(name) == path]
     is_outer = any(call.parent == module.name for call in step.one.calls)
     name = own[0] if own and is_outer else module.name
     return step.finding(
