@@ -6,9 +6,10 @@ it is tested, and none imports paceline.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+
+import tomllib
 
 FOLDER = Path(__file__).parent
 PROGRAMS = FOLDER / "programs"
@@ -49,7 +50,6 @@ class Bug:
         right = program_text(self.program)
         if right.count(self.find) != 1:
             raise ValueError(f"{self.id}: find occurs {right.count(self.find)} times")
-        # An empty line more or less at the ends of a block of lines is not part of the change.
         return right.replace(self.find, self.replace)
 
 
@@ -70,17 +70,20 @@ class Right:
         return f"{self.program}/{self.name}"
 
 
-def read_bugs() -> list[Bug]:
-    """All bugs, in the order of the file."""
-    table = tomllib.loads((FOLDER / "bugs.toml").read_text(encoding="utf-8"))
-    return [Bug(**{**entry, "arguments": tuple(entry.get("arguments", ()))}) for entry in table["bug"]]
+def read_bugs(file: str = "bugs.toml") -> list[Bug]:
+    """All bugs of a file, in its order."""
+    table = tomllib.loads((FOLDER / file).read_text(encoding="utf-8"))
+    return [
+        Bug(**{**entry, "arguments": tuple(entry.get("arguments", ()))}) for entry in table["bug"]
+    ]
 
 
 def read_right() -> list[Right]:
     """All right cases, in the order of the file."""
     table = tomllib.loads((FOLDER / "right.toml").read_text(encoding="utf-8"))
     return [
-        Right(**{**entry, "arguments": tuple(entry.get("arguments", ()))}) for entry in table["right"]
+        Right(**{**entry, "arguments": tuple(entry.get("arguments", ()))})
+        for entry in table["right"]
     ]
 
 

@@ -23,7 +23,7 @@ def numbers_of(text: str, *, world: int, arguments: tuple[str, ...] = ()) -> lis
         RuntimeError: A rank failed, with what it printed.
     """
     import torch.distributed.fsdp
-    import torch.distributed.tensor.parallel  # noqa: F401
+    import torch.distributed.tensor.parallel
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -43,7 +43,9 @@ def numbers_of(text: str, *, world: int, arguments: tuple[str, ...] = ()) -> lis
     return [float(number) for line in lines for number in NUMBER.findall(line)]
 
 
-def start_rank(script: Path, rank: int, world: int, *, port: int, arguments: tuple[str, ...]) -> int:
+def start_rank(
+    script: Path, rank: int, world: int, *, port: int, arguments: tuple[str, ...]
+) -> int:
     """Fork a rank and return its process id; its output goes to a file beside the script."""
     process = os.fork()
     if process:

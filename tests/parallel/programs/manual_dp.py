@@ -14,27 +14,22 @@ SIDE, CLASSES = 8, 5
 class Network(nn.Module):
     """Convolutions on pictures from which their running average is subtracted."""
 
-    def __init__(self, norm, dropout):
+    def __init__(self, dropout):
         super().__init__()
-        norms = {
-            "group": lambda: nn.GroupNorm(4, 16),
-            "batch": lambda: nn.BatchNorm2d(16),
-            "none": nn.Identity,
-        }
         self.register_buffer("average", torch.zeros(3, SIDE, SIDE))
         self.conv1 = nn.Conv2d(3, 16, 3, padding=1)
-        self.norm1 = norms[norm]()
+        self.norm1 = nn.GroupNorm(4, 16)
         self.conv2 = nn.Conv2d(16, 16, 3, stride=2, padding=1)
-        self.norm2 = norms[norm]()
+        self.norm2 = nn.GroupNorm(4, 16)
         self.dropout = nn.Dropout(dropout)
         self.hidden = nn.Linear(16 * SIDE * SIDE // 4, 32)
         self.head = nn.Linear(32, CLASSES)
 
     def forward(self, x):
         if self.training:
-            batch_mean = x.mean(0)
-            dist.all_reduce(batch_mean)
-            self.average.mul_(0.9).add_(batch_mean / dist.get_world_size(), alpha=0.1)
+            sums = torch.stack([x.sum(0), torch.full_like(x[0], len(x))])
+            dist.all_reduce(sums)
+            self.average.lerp_(sums[0] / sums[1], 0.1)
         x = F.relu(self.norm1(self.conv1(x - self.average)))
         x = F.relu(self.norm2(self.conv2(x))).flatten(1)
         return self.head(self.dropout(F.relu(self.hidden(x))))
@@ -74,7 +69,6 @@ def main():
     parser.add_argument("--rows", type=int, default=48)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--norm", choices=["group", "batch", "none"], default="group")
     parser.add_argument("--scale", type=float, default=1024.0)
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--bucket", type=int, default=4096)
@@ -84,9 +78,7 @@ def main():
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)  # start values come from rank 0, dropout masks differ
-    model = Network(args.norm, args.dropout)
-    if args.norm == "batch":
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    model = Network(args.dropout)
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.detach(), src=0)
     if args.optimizer == "sgd":

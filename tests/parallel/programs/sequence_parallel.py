@@ -43,7 +43,7 @@ class ScatterPositions(torch.autograd.Function):
 
 
 class Linear(nn.Module):
-    """A part of the columns or of the rows of a whole linear layer; the bias of rows is whole."""
+    """A part of the columns or rows of a linear layer; the bias of rows is whole."""
 
     def __init__(self, inputs, outputs, dim):
         super().__init__()
@@ -93,7 +93,8 @@ class GPT(nn.Module):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="adamw")
+    parser.add_argument("--optimizer", default="AdamW")
+    parser.add_argument("--lr", type=float, default=3e-3)
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -101,16 +102,14 @@ def main():
     model = GPT()
     whole = ("norm", "proj.bias", "fc2.bias", "embedding", "position", "head")
     replicated = [p for name, p in model.named_parameters() if any(word in name for word in whole)]
-    kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
-    optimizer = kinds[args.optimizer](model.parameters(), lr=3e-3)
+    optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=args.lr)
 
     data = torch.Generator().manual_seed(6)
-    size = LENGTH // ranks
     for step in range(args.steps):
         start, stride = torch.randint(1, VOCABULARY, (2, 8, 1), generator=data)
         rows = (start + stride * torch.arange(LENGTH + 1)) % VOCABULARY
         x, y = rows[:, :-1].chunk(ranks, 1)[rank], rows[:, 1:].chunk(ranks, 1)[rank]
-        loss = F.cross_entropy(model(x, rank * size).flatten(0, 1), y.flatten()) / ranks
+        loss = F.cross_entropy(model(x, rank * x.shape[1]).flatten(0, 1), y.flatten()) / ranks
         loss.backward()
         for p in replicated:  # whole on each rank, and each gradient is that of its positions
             dist.all_reduce(p.grad)

@@ -95,14 +95,13 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
+    parser.add_argument("--optimizer", default="SGD")
+    parser.add_argument("--lr", type=float, default=0.5)
     args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = Model()
-    kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
-    rate = {"sgd": 0.5, "adamw": 3e-3}[args.optimizer]
-    optimizer = kinds[args.optimizer](model.parameters(), lr=rate)
+    optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=args.lr)
     data = torch.Generator().manual_seed(9)
     for step in range(args.steps):
         start, stride = torch.randint(1, VOCABULARY, (2, args.batch, 1), generator=data)

@@ -12,8 +12,6 @@ VOCABULARY, LENGTH, WIDTH, INNER = 48, 12, 32, 64  # heads of 8
 
 
 class CopyToRanks(torch.autograd.Function):
-    """The input as it is; the gradients of all ranks are added."""
-
     @staticmethod
     def forward(ctx, x):
         return x
@@ -26,8 +24,6 @@ class CopyToRanks(torch.autograd.Function):
 
 
 class SumOverRanks(torch.autograd.Function):
-    """The sum over all ranks; the gradient as it is."""
-
     @staticmethod
     def forward(ctx, x):
         x = x.clone()
@@ -81,8 +77,7 @@ class Block(nn.Module):
     def forward(self, x):
         h = self.input_norm(x)
         qkv = (layer(h).unflatten(-1, (-1, 8)) for layer in (self.query, self.key, self.value))
-        q, k, v = (part.transpose(1, 2) for part in qkv)
-        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        heads = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in qkv), is_causal=True)
         x = x + self.dropout(self.dense(heads.transpose(1, 2).flatten(2)))
         return x + self.dropout(self.down(F.gelu(self.up(self.post_norm(x)))))
 
@@ -91,7 +86,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
+    parser.add_argument("--optimizer", default="SGD")
+    parser.add_argument("--lr", type=float, default=0.3)
     args = parser.parse_args()
 
     dist.init_process_group("gloo")
@@ -107,9 +103,7 @@ def main():
         )
     )
     torch.manual_seed(7)
-    kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
-    rate = {"sgd": 0.3, "adamw": 3e-3}[args.optimizer]
-    optimizer = kinds[args.optimizer](model.parameters(), lr=rate)
+    optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=args.lr)
 
     data = torch.Generator().manual_seed(5)
     for step in range(args.steps):
@@ -117,9 +111,9 @@ def main():
         rows = (start + stride * torch.arange(LENGTH + 1)) % VOCABULARY
         logits = model(rows[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         if dist.get_rank() == 0:
             print(f"step {step} loss {loss.item():.10f}", flush=True)
     dist.destroy_process_group()

@@ -21,9 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 VOCABULARY, LENGTH, WIDTH = 64, 16, 32
 
 
-class Mixer(nn.Module):
-    """Positions look back by an average of those before them."""
-
+class Mixer(nn.Module):  # positions look back by an average of those before them
     def __init__(self):
         super().__init__()
         self.value = nn.Linear(WIDTH, WIDTH, bias=False)
@@ -84,6 +82,7 @@ OUTSIDE = {
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--optimizer", default="AdamW")
     parser.add_argument("--lr", type=float, default=3e-3)
     args = parser.parse_args()
     dist.init_process_group("gloo")
@@ -96,22 +95,22 @@ def main():
         parallelize_module(layer, tp, LAYER)
         fully_shard(layer, mesh=dp)
     fully_shard(model, mesh=dp)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, foreach=False)
+    optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=args.lr, foreach=False)
 
     generator = torch.Generator().manual_seed(8)
-    start, stride = torch.randint(1, VOCABULARY, (2, 64, 1), generator=generator)
+    start, stride = torch.randint(1, VOCABULARY, (2, 128, 1), generator=generator)
     dataset = TensorDataset((start + stride * torch.arange(LENGTH + 1)) % VOCABULARY)
     sampler = DistributedSampler(dataset, dp.size(), dp.get_local_rank(), shuffle=False)
     loader = DataLoader(dataset, 16 // dp.size(), sampler=sampler)
     for step, (rows,) in zip(range(args.steps), loader, strict=False):
-        optimizer.zero_grad()
         loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
         loss.backward()
         norms = [p.grad.norm().full_tensor() for p in model.parameters()]
-        factor = (0.5 / (torch.stack(norms).norm() + 1e-6)).clamp(max=1.0)
+        factor = (0.2 / (torch.stack(norms).norm() + 1e-6)).clamp(max=1.0)
         for p in model.parameters():
             p.grad.mul_(factor)
         optimizer.step()
+        optimizer.zero_grad()
         mean = loss.detach()
         dist.all_reduce(mean, group=dp.get_group())
         if dist.get_rank() == 0:

@@ -86,7 +86,8 @@ def main():
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--clip", type=float, default=0.5)
-    parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="adamw")
+    parser.add_argument("--optimizer", default="AdamW")
+    parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--float64", action="store_true")
     args = parser.parse_args()
     if args.float64:
@@ -99,9 +100,7 @@ def main():
     for block in model.blocks:
         parallelize_module(block, mesh, PLAN)
     parallelize_module(model.head, mesh, ColwiseParallel(output_layouts=Replicate()))
-    kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
-    rate = {"sgd": 0.3, "adamw": 3e-3}[args.optimizer]
-    optimizer = kinds[args.optimizer](model.parameters(), lr=rate, foreach=False)
+    optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=args.lr, foreach=False)
 
     generator = torch.Generator().manual_seed(4)  # all ranks see the same rows
     for step in range(args.steps):
