@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -241,6 +242,8 @@ class ValueRecords:
         pairs = zip(held.parameters, held.before, strict=True)
         changes = [local(parameter).double() - before.double() for parameter, before in pairs]
         held.before, held.raw = [], []
+        rates = [float(group.get("lr", math.nan)) for group in optimizer.param_groups]
+        self._file.write("rates", period=self._period, rates=rates)
         self._write("updates", held, _sums_apart(changes))
 
     def _hold(self, optimizer: Any) -> _Held:

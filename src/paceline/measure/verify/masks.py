@@ -38,8 +38,8 @@ class _Pair:
 def judge(world: RecordedWorld) -> ComparisonVerdict:
     """Decide about the masks of the first step with dropout."""
     periods = [rank.get(1, Period()) for rank in world.values]
-    if not periods or not any(period.masks for period in periods):
-        return not_judged("no dropout was seen")
+    if not periods or not all(period.calls for period in periods):
+        return not_judged("no forward of a module was seen")
     if len({len(period.masks) for period in periods}) > 1:
         return not_judged("ranks have other numbers of dropouts")
     place = periods[0].place
@@ -54,7 +54,8 @@ def judge(world: RecordedWorld) -> ComparisonVerdict:
     apart = [pair for pair in pairs if not pair.is_one_model]
     if apart and all(pair.is_same_mask for pair in apart):
         return broken(_same_mask(apart[0], place))
-    return kept(f"{len(periods[0].masks)} masks of the first step")
+    number = len(periods[0].masks)
+    return kept(f"{number} masks of the first step" if number else "no dropout was seen")
 
 
 def _pairs(periods: Sequence[Period]) -> list[_Pair]:

@@ -42,6 +42,7 @@ class Period:
     gradients: dict[str, Sums] = field(default_factory=dict)
     raw: dict[str, Sums] = field(default_factory=dict)  # gradients as the backward leaves them
     updates: dict[str, Sums] = field(default_factory=dict)
+    rates: list[float] = field(default_factory=list)  # learning rates of all optimizers
     copies: dict[str, Sums] = field(default_factory=dict)  # averaged weights, before the step
     precision: float = 0.0  # of the coarsest type
     place: str = ""  # line of the script that makes the step
@@ -64,6 +65,8 @@ def parse(records: Iterable[Mapping[str, Any]]) -> dict[int, Period]:
         elif kind == "copy":
             names = [f"{record['copy']}: {name}" for name in record["names"]]
             period.copies.update(_named(names, record["sums"]))
+        elif kind == "rates":
+            period.rates += record["rates"]
         elif kind in _BY_PARAMETER:
             period.place = period.place or record["place"]
             getattr(period, kind).update(_named(record["names"], record["sums"]))

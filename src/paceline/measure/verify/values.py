@@ -159,12 +159,20 @@ def _judge_step(
     wrong = [each for each in gradients if each.error > step.allowed]
     if wrong:
         return _judge_gradients(world, one, step, gradients, wrong)
+    rates = {tuple(rank.rates) for rank in step.ranks}
+    if len(rates) == 1 and not _is_same_rate(*rates, step.one.rates):
+        return kept(f"gradients of {step.number} steps agree; the learning rate is another one")
     updates = [
         each
         for each in step.compared("updates")
         if each.name not in noise and each.error > _allowed_of_update(step, each.name)
     ]
     return broken(step.finding("update", updates[0].name, updates)) if updates else None
+
+
+def _is_same_rate(rates: Sequence[float], expected: Sequence[float]) -> bool:
+    pairs = zip(rates, expected, strict=False)
+    return all(math.isclose(rate, other, rel_tol=1e-6) for rate, other in pairs)
 
 
 def _usual(gradients: Mapping[str, Sums]) -> float:

@@ -1,19 +1,21 @@
 """Dropout masks of ranks, from their inputs and digests."""
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.measure.verify import masks
-from paceline.measure.verify.recorded_values import Period
+from paceline.measure.verify.recorded_values import Period, RecordedCall
 from verify_records import rank, world
-from dataclasses import replace
 
+CALLS = (RecordedCall("Net", "", "Net", True, "train.py:9", (), (), 0.0),)
 SAME, OTHER = (32.0, 1.0, 9.0, 8.0, 1.0), (32.0, 2.0, 7.0, 6.0, 2.0)
 
 
 def ranks(*drawn):
     """Ranks, each with the input of its model, and input and mask of a dropout."""
     periods = [
-        Period(inputs={"Net": model}, masks=(("block.drop", sums, mask),))
+        Period(inputs={"Net": model}, calls=CALLS, masks=(("block.drop", sums, mask),))
         for model, sums, mask in drawn
     ]
     return replace(world(*(rank() for _ in drawn)), values=tuple({1: period} for period in periods))
