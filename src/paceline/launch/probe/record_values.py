@@ -292,11 +292,24 @@ class ValueRecords:
             num_losses=self._losses.count,
             is_random=self._is_random,
             is_idle=self._is_idle(),
+            buffers=self._buffers(),
             masks=self.masks.taken(),
         )
         for name, names, tensors in copies_of(self._parameters(), self._is_users):
             rows = _sums_apart(tensors).rows()
             self._file.write("copy", period=self._period, copy=name, names=names, sums=rows)
+
+    def _buffers(self) -> dict[str, list[float]]:
+        """Sum the buffers that modules have of their own."""
+        called = [module for module in self._alive if self._names.get(id(module)) in self._calls]
+        buffers = {}
+        for module in called:
+            path = "" if any(module is root for root in self._roots) else self._names[id(module)]
+            for name, buffer in module._buffers.items():
+                if buffer is not None and dtype_precision(buffer):
+                    full = f"{path}.{name}" if path else name
+                    buffers[full] = _sums_apart([buffer]).rows()[0]
+        return buffers
 
     def _is_idle(self) -> bool:
         """Return whether the last backward has left all gradients as they were."""

@@ -448,7 +448,7 @@ _PROPERTIES: Sequence[tuple[str, str, Judge, bool]] = (
     ("order", "a new order each epoch", _by_itself(samples.judge_order), True),
     ("epoch", "an epoch as on 1 rank", _beside_one(samples.judge_epoch), False),
     ("rate", "learning rate", _beside_one(rates.judge), False),
-    ("replicas", "parameters equal on ranks", _by_itself(replicas.judge), False),
+    ("replicas", "parameters equal on ranks", replicas.judge, False),
     ("loss", "loss as on 1 rank", _beside_one(values.judge_loss), False),
     ("updates", "updates as on 1 rank", _beside_one(values.judge_updates), False),
     ("masks", "dropout masks", _by_itself(masks.judge), False),

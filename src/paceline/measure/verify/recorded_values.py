@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Sums = tuple[float, ...]  # number of values; sums of x, of its magnitude, square and cube
+_SCALED = 2e-3  # relative difference of what is still called a multiple
 _WHOLE = 1e-6  # how far the number of values may be from a multiple
 
 
@@ -41,6 +42,7 @@ class Period:
     parameters: dict[str, Sums] = field(default_factory=dict)  # before the step
     gradients: dict[str, Sums] = field(default_factory=dict)
     raw: dict[str, Sums] = field(default_factory=dict)  # gradients as the backward leaves them
+    buffers: dict[str, Sums] = field(default_factory=dict)  # after the forward
     updates: dict[str, Sums] = field(default_factory=dict)
     rates: list[float] = field(default_factory=list)  # learning rates of all optimizers
     copies: dict[str, Sums] = field(default_factory=dict)  # averaged weights, before the step
@@ -81,6 +83,7 @@ def _add_forward(period: Period, record: Mapping[str, Any]) -> None:
     )
     period.loss, period.is_random = tuple(record["loss"]), record["is_random"]
     period.is_idle = record["is_idle"]
+    period.buffers = {name: tuple(sums) for name, sums in record["buffers"].items()}
     period.masks = tuple((name, tuple(sums), mask) for name, sums, mask in record["masks"])
     period.precision = max([period.precision, *(call.precision for call in period.calls)])
 
@@ -98,9 +101,23 @@ class Compared:
     total: Sums  # over all ranks
     expected: Sums  # what this is if every part is right
     error: float  # the largest relative difference of a sum
-    is_whole: bool  # whether every rank has as many values as one process
-    are_alike: bool  # whether all ranks have the same sums
-    are_copies: bool  # whether each part is held as often as the others
+    parts: tuple[Sums, ...]  # of each rank
+    one: Sums
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank has as many values as one process."""
+        return all(part[0] == self.one[0] for part in self.parts)
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether all ranks have the same sums."""
+        return len(set(self.parts)) == 1
+
+    @property
+    def are_copies(self) -> bool:
+        """Whether each part is held as often as the others."""
+        return all(count % self.copies == 0 for count in Counter(self.parts).values())
 
     @property
     def factor(self) -> float:
@@ -109,17 +126,25 @@ class Compared:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the values differ by a factor, as far as sums can show it."""
-        by_square = self.factor**2 * self.expected[3]
-        scaled = self.factor * self.expected[1]
-        is_one_factor = abs(self.total[3] - by_square) <= 1e-2 * by_square
-        return is_one_factor and abs(self.total[1] - scaled) <= 1e-2 * self.total[2]
+        """Whether values differ by a factor, on each rank its own, as far as sums can show it."""
+        if self.is_whole:
+            return all(_is_multiple(part, self.one) for part in self.parts)
+        return _is_multiple(self.total, self.expected)
 
     @property
     def is_mean(self) -> bool:
         """Whether ranks hold different values, whose mean is what is expected."""
         near = abs(self.total[1] - self.expected[1]) <= 1e-3 * self.expected[2]
         return not self.are_alike and near and self.total[2] > self.expected[2]
+
+
+def _is_multiple(sums: Sums, others: Sums) -> bool:
+    if not others[2]:
+        return not sums[2]
+    factor = sums[2] / others[2]
+    square = factor**2 * others[3]
+    is_square = abs(sums[3] - square) <= _SCALED * square
+    return is_square and abs(sums[1] - factor * others[1]) <= _SCALED * sums[2]
 
 
 def compare(name: str, ranks: Sequence[Sums], one: Sums, *, floor: float = 0.0) -> Compared | None:
@@ -144,13 +169,4 @@ def compare(name: str, ranks: Sequence[Sums], one: Sums, *, floor: float = 0.0) 
         scales = scales[:1]
     differences = zip(total[1:], expected[1:], scales, strict=False)
     error = max(abs(value - other) / (scale or 1.0) for value, other, scale in differences)
-    return Compared(
-        name,
-        copies,
-        total,
-        expected,
-        error,
-        is_whole=all(sums[0] == one[0] for sums in ranks),
-        are_alike=len(set(ranks)) == 1,
-        are_copies=all(count % copies == 0 for count in Counter(ranks).values()),
-    )
+    return Compared(name, copies, total, expected, error, tuple(ranks), one)

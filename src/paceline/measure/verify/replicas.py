@@ -113,9 +113,11 @@ def _gradients(
 _STEPS_BEFORE = 2  # of which gradients are compared at least
 
 
-def judge(world: RecordedWorld) -> ComparisonVerdict:
+def judge(world: RecordedWorld, one: RecordedWorld | None = None) -> ComparisonVerdict:
     """Decide whether ranks keep the same parameters, for every optimizer that they have."""
     optimizers = trainings(world)
+    if one is not None and _are_parts(optimizers, trainings(one)):
+        return not_judged("parameters are divided among ranks")
     if not optimizers:
         finding = _unstepped(world)
         return broken(finding) if finding else not_judged("no optimizer step was seen on all ranks")
@@ -123,6 +125,14 @@ def judge(world: RecordedWorld) -> ComparisonVerdict:
     findings = [verdict for verdict in verdicts if verdict.finding is not None]
     unknown = [verdict for verdict in verdicts if verdict.state != "kept"]
     return (findings or unknown or verdicts)[0]
+
+
+def _are_parts(
+    optimizers: Sequence[Sequence[RecordedTraining]], of_one: Sequence[Sequence[RecordedTraining]]
+) -> bool:
+    """Return whether a rank has parameters of the same names, and fewer values of them."""
+    pairs = [(ranks[0], one[0]) for ranks, one in zip(optimizers, of_one, strict=False)]
+    return any(a.names == b.names and a.num_elements < b.num_elements for a, b in pairs)
 
 
 def _judge_one(ranks: Sequence[RecordedTraining], *, is_apart: bool) -> ComparisonVerdict:

@@ -8,7 +8,6 @@ well return a part that its caller adds up. Its cause is looked for among what h
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -160,7 +159,7 @@ def _judge_step(
     if wrong:
         return _judge_gradients(world, one, step, gradients, wrong)
     rates = {tuple(rank.rates) for rank in step.ranks}
-    if len(rates) == 1 and not _is_same_rate(*rates, step.one.rates):
+    if len(rates) == 1 and not _is_same_rate(step.ranks[0].rates, step.one.rates):
         return kept(f"gradients of {step.number} steps agree; the learning rate is another one")
     updates = [
         each
@@ -334,13 +333,8 @@ def _causes(step: _Step, wrong: Sequence[Compared]) -> Sequence[Compared]:
     wrong_after_backward = {each.name for each in raw if each.error > step.allowed}
     if 0 < len(wrong_after_backward) < len(raw):
         return [each for each in wrong if each.name in wrong_after_backward] or wrong
-    usual = statistics.median(each.factor for each in wrong)
-    others = [
-        each
-        for each in wrong
-        if not (each.is_scaled and math.isclose(each.factor, usual, rel_tol=1e-2))
-    ]
-    return others if 0 < len(others) < len(wrong) / 2 else wrong
+    others = [each for each in wrong if not each.is_scaled]
+    return others or wrong
 
 
 def _are_uneven(step: _Step) -> bool:
@@ -410,7 +404,8 @@ def _output_finding(step: _Step, module: RecordedCall) -> Finding:
     assert compared is not None
     is_inner = any(name.startswith(f"{module.name}.") for name in step.one.parameters)
     path = module.name if is_inner else ""  # that of the model itself has no name
-    own = [name for name in step.one.parameters if _owner(name) == path]
+    buffers = [each.name for each in step.compared("buffers") if each.error > step.allowed]
+    own = [name for name in (*buffers, *step.one.parameters) if _owner(name) == path]
     is_outer = any(call.parent == module.name for call in step.one.calls)
     name = own[0] if own and is_outer else module.name
     return step.finding(

@@ -14,7 +14,10 @@ OF_FORWARD = ("embed", "block.norm", "block.mlp", "block", "head")
 
 
 def sums(numbers):
-    return tuple(float(sum(part)) for part in zip(*((1, x, abs(x), x * x, x**3) for x in numbers)))
+    return tuple(
+        float(sum(part))
+        for part in zip(*((1, x, abs(x), x * x, x**3) for x in numbers), strict=True)
+    )
 
 
 def drawn(name, size=24):
@@ -141,7 +144,7 @@ def test_a_factor_of_all_gradients_is_named():
             of_ranks = halves(f"1 gradients {name}")
         made = [
             changed(one, "gradients", name, [2 * x for x in part])
-            for one, part in zip(made, of_ranks)
+            for one, part in zip(made, of_ranks, strict=True)
         ]
     found = finding(*made)
     assert "2 times those on 1 rank" in found.what
@@ -177,7 +180,7 @@ def test_a_module_that_returns_a_part_is_not_accused():
         )
         for n, one in enumerate(made)
     ]
-    made = [replace(one, calls=own) for one, own in zip(made, calls)]
+    made = [replace(one, calls=own) for one, own in zip(made, calls, strict=True)]
     assert values.judge_updates(ranks(*made), ONE).state == "kept"
 
 
