@@ -67,7 +67,6 @@ def main():
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--batch", type=int, default=16, help="of all ranks together")
     parser.add_argument("--rows", type=int, default=48)
-    parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--scale", type=float, default=1024.0)
     parser.add_argument("--clip", type=float, default=1.0)
@@ -92,17 +91,15 @@ def main():
         x, y = images[first : first + args.batch], labels[first : first + args.batch]
         rows = len(y)  # the last batch may be smaller
         x, y = x.tensor_split(world)[rank], y.tensor_split(world)[rank]
-        total = torch.zeros(())
-        for part_x, part_y in zip(x.chunk(args.accumulate), y.chunk(args.accumulate), strict=True):
-            loss = F.cross_entropy(model(part_x), part_y, reduction="sum") * world / rows
-            (loss * args.scale).backward()
-            total += loss.detach()
+        loss = F.cross_entropy(model(x), y, reduction="sum") * world / rows
+        (loss * args.scale).backward()
         reduce_gradients(model, args.bucket)
         for p in model.parameters():
             p.grad /= args.scale
         nn.utils.clip_grad_norm_(model.parameters(), args.clip)
         optimizer.step()
         optimizer.zero_grad()
+        total = loss.detach()
         dist.all_reduce(total)
         if rank == 0:
             print(f"step {step} loss {total.item() / world:.7f}", flush=True)
