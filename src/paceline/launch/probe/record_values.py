@@ -10,11 +10,14 @@ after the last recorded step.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +30,8 @@ from paceline.machine.compiled import left_alone, not_traced
 from paceline.machine.parameters import held_by, modules, names_of, without_wrappers
 
 MOST_PERIODS = 8  # of forwards, each with the optimizer steps that follow it
+_NOISE = 1e-3  # of the usual gradient; below, rounding is a part that an optimizer makes large
+_COARSE_NOISE = 16.0  # the same as a multiple of the precision of outputs
 _MOST_CALLS = 4000  # modules of a period
 
 
@@ -53,6 +58,7 @@ class _Held:
     before: list[Any] = field(default_factory=list)  # local values before the current step
     # gradients at the end of the last backwards before a step
     raw: list[SumTable] = field(default_factory=list)
+    noise: list[Any] = field(default_factory=list)  # where gradients were rounding alone
 
 
 def _sums_apart(tensors: Iterable[Any]) -> SumTable:
@@ -70,6 +76,25 @@ def _gradient_sums(held: _Held) -> SumTable:
     )
 
 
+def _floors_in(path: Path) -> dict[str, float]:
+    """Return the limits below which gradients are noise, by period and optimizer."""
+    with contextlib.suppress(OSError, ValueError):
+        records = map(json.loads, path.read_text().splitlines())
+        return {one["key"]: one["floor"] for one in records if one["kind"] == "floor"}
+    return {}
+
+
+def _without_noise(held: _Held, tensors: Iterable[Any]) -> Iterable[Any]:
+    return map(_masked, tensors, held.noise)
+
+
+def _masked(tensor: Any, noise: Any) -> Any:
+    """Return the local part of a tensor, with 0 where its gradients are rounding alone."""
+    values = local(tensor)
+    is_alike = noise is not None and noise.shape == values.shape
+    return values.masked_fill(noise, 0.0) if is_alike else values
+
+
 class ValueRecords:
     """The values of this rank, by period: forwards, backwards, and the steps that follow them."""
 
@@ -78,7 +103,9 @@ class ValueRecords:
         file: RecordFile,
         place: Callable[[], str],  # the line of the script that runs
         is_users: Callable[[str], bool],
+        reference: Path | None = None,  # the records of one rank, of a run before
     ) -> None:
+        self._floors = {} if reference is None else _floors_in(reference)
         self._file, self._place, self._is_users = file, place, is_users
         self.masks = Masks(self._owner)
         self._period = 1
@@ -93,6 +120,7 @@ class ValueRecords:
         self._backwards = 0  # that run, one within the other
         self._state: Any = None  # of random generators when the forward began
         self._is_random = False
+        self._precision = 0.0  # of the coarsest output in this period
         self._held: dict[int, _Held] = {}
         self._optimizers: list[Any] = []
         self._handles: list[Any] = []
@@ -228,11 +256,32 @@ class ValueRecords:
             self._write_forward()
         if self._is_over():
             return
-        self._write("parameters", held, _sums_apart(held.parameters))
+        self._write("parameters", held, _sums_apart(_without_noise(held, held.parameters)))
         self._write("gradients", held, _gradient_sums(held))
+        self._note_noise(held)
         if held.raw:
             self._write("raw", held, held.raw[-1])
         held.before = [local(parameter).clone() for parameter in held.parameters]
+
+    def _note_noise(self, held: _Held) -> None:
+        """Note values whose gradient is so far below the usual one that it may be rounding alone.
+
+        The bias of a key in attention has no true gradient, and Adam makes full steps of its
+        rounding. All ranks take the limit of the one rank that has run before.
+        """
+        gradients = [one.grad for one in held.parameters]
+        dense = [local(one) for one in gradients if one is not None and not one.is_sparse]
+        number = sum(one.numel() for one in dense)
+        norms = [torch.linalg.vector_norm(one, dtype=torch.float64) for one in dense]
+        usual = math.sqrt(sum(float(norm) ** 2 for norm in norms) / number) if number else 0.0
+        floor = max(_NOISE, _COARSE_NOISE * self._precision) * usual
+        key = f"{self._period}.{held.number}"
+        self._file.write("floor", key=key, floor=floor)
+        floor = self._floors.get(key, floor)
+        for place, gradient in enumerate(gradients):
+            if gradient is not None and not gradient.is_sparse:
+                noise, before = local(gradient).abs() < floor, held.noise[place]
+                held.noise[place] = noise if before is None else noise | before
 
     def after_step(self, optimizer: Any, *_: Any) -> None:
         """Write how a step has changed the parameters."""
@@ -240,17 +289,19 @@ class ValueRecords:
         if held is None or not held.before:
             return
         pairs = zip(held.parameters, held.before, strict=True)
-        changes = [local(parameter).double() - before.double() for parameter, before in pairs]
+        changes = (local(parameter).double() - before.double() for parameter, before in pairs)
+        sums = _sums_apart(_without_noise(held, changes))
         held.before, held.raw = [], []
         rates = [float(group.get("lr", math.nan)) for group in optimizer.param_groups]
         self._file.write("rates", period=self._period, rates=rates)
-        self._write("updates", held, _sums_apart(changes))
+        self._write("updates", held, sums)
 
     def _hold(self, optimizer: Any) -> _Held:
         held = self._held.get(id(optimizer))
         if held is None:
             parameters = held_by(optimizer)
-            held = _Held(len(self._held), parameters, names_of(parameters))
+            names = names_of(parameters)
+            held = _Held(len(self._held), parameters, names, noise=[None] * len(names))
             self._held[id(optimizer)] = held
             if all(one is not optimizer for one in self._optimizers):
                 self._optimizers.append(optimizer)  # alive, so that no id is given twice
@@ -270,6 +321,7 @@ class ValueRecords:
 
     def _write_forward(self) -> None:
         calls = list(self._calls.values())
+        self._precision = max((call.sums.precision for call in calls), default=0.0)
         inputs = [table.total() for table in self._inputs.values()]
         self._file.write(
             "forward",
@@ -295,8 +347,14 @@ class ValueRecords:
             buffers=self._buffers(),
             masks=self.masks.taken(),
         )
+        noise = {
+            name: one
+            for held in self._held.values()
+            for name, one in zip(held.names, held.noise, strict=True)
+        }
         for name, names, tensors in copies_of(self._parameters(), self._is_users):
-            rows = _sums_apart(tensors).rows()
+            pairs = zip(tensors, [noise.get(one) for one in names], strict=True)
+            rows = _sums_apart(_masked(tensor, mask) for tensor, mask in pairs).rows()
             self._file.write("copy", period=self._period, copy=name, names=names, sums=rows)
 
     def _buffers(self) -> dict[str, list[float]]:

@@ -74,7 +74,8 @@ def install(is_users: Callable[[str], bool]) -> None:
 def _watch_values(path: Path, place: Callable[[], str], is_users: Callable[[str], bool]) -> None:
     with contextlib.suppress(OSError):  # what else is recorded can still be compared
         file = RecordFile(path)
-        values = ValueRecords(file, place, is_users)
+        reference = env.read(env.VERIFY) or ""
+        values = ValueRecords(file, place, is_users, Path(reference) if "/" in reference else None)
         values.watch()
         record_masks.neutralise(file.guarded(values.masks.note))
         atexit.register(file.close)

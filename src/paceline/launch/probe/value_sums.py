@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 NUM_SUMS = 5
+_CHUNK = 1 << 22  # values that are in float64 at the same time: logits are many
 _DEPTH = 4  # of containers in containers
 
 
@@ -50,10 +51,16 @@ def sums_of(tensor: Any) -> Any:
     if values.is_sparse:
         values = values.coalesce().values()
     values = torch.view_as_real(values) if values.is_complex() else values
-    flat = values.reshape(-1).to(torch.float64).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    square = flat * flat
-    number = torch.full((), local(tensor).numel(), dtype=torch.float64, device=flat.device)
-    return torch.stack([number, flat.sum(), flat.abs().sum(), square.sum(), (square * flat).sum()])
+    total = torch.zeros(NUM_SUMS, dtype=torch.float64, device=values.device)
+    for part in values.reshape(-1).split(_CHUNK):
+        total[1:] += _powers(part.to(torch.float64).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
+    total[0] = local(tensor).numel()
+    return total
+
+
+def _powers(values: Any) -> Any:
+    square = values * values
+    return torch.stack([values.sum(), values.abs().sum(), square.sum(), (square * values).sum()])
 
 
 class SumTable:

@@ -286,6 +286,8 @@ def _run(
             runs.cut_short.append(ended.finding)
         world = records.read(RunDir(one.run_dir), size, ended.launcher_findings)
         runs.worlds[size] = world
+        if size == 1:
+            variables = {**variables, env.VERIFY: str(RunDir(one.run_dir).values(0).absolute())}
         if requested.batch_option:
             requested = _with_batch(requested, world)
     return runs
