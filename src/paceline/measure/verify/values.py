@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from paceline.errors import Finding
 from paceline.measure.verify import replicas, value_findings
@@ -30,9 +30,19 @@ from paceline.measure.verify.records import (
 
 _DOUBLE, _SINGLE = 1e-9, 5e-5  # relative differences that are allowed in these types
 _COARSER = 8.0  # of coarser types, as a multiple of their precision
-_UPDATES = 50.0  # how much more of an update, which may divide by a small gradient
+_UPDATES = 2e-2  # of updates: an optimizer may divide by a small gradient, or round (torch's Muon)
+_DRIFT = 10.0  # how much more than parameters that have drifted apart what they compute may differ
 _FLOOR = 0.1  # of the usual gradient: rounding makes one where the true one is 0
 _NOISE = 1e-3  # of the usual gradient; an optimizer that normalises makes anything of less
+
+
+@dataclass
+class _History:
+    """What the steps before a step have left behind."""
+
+    noise: set[str] = field(default_factory=set)  # parameters whose gradients are rounding only
+    # sum of the differences that updates may have made, by parameter
+    slack: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,14 +53,17 @@ class _Step:
     ranks: tuple[Period, ...]
     one: Period
     name: str  # of the several ranks
+    drift: float = 0.0  # relative difference of parameters that rounding has made before
 
     @property
     def allowed(self) -> float:
         """The relative difference that rounding may make."""
         precision = max([self.one.precision, *(rank.precision for rank in self.ranks)])
         if precision < 1e-12:
-            return _DOUBLE * self.number
-        return max(_SINGLE, _COARSER * precision if precision > 1e-6 else 0.0) * self.number
+            base = _DOUBLE
+        else:
+            base = max(_SINGLE, _COARSER * precision if precision > 1e-6 else 0.0)
+        return base * self.number + _DRIFT * self.drift
 
     @property
     def place(self) -> str:
@@ -103,9 +116,9 @@ def judge_updates(world: RecordedWorld, one: RecordedWorld) -> ComparisonVerdict
         return broken(idle.finding("idle", idle.in_order(idle.one.parameters)[-1]))
     if not one.is_repeatable:
         return not_judged("1 rank comes to other values when it runs again")
-    noise: set[str] = set()  # parameters whose gradients are rounding only
+    history = _History()
     for step in steps:
-        verdict = _judge_step(world, one, step, noise)
+        verdict = _judge_step(world, one, step, history)
         if verdict is not None:
             return verdict
     return kept(f"parameters, gradients and updates of {len(steps)} steps agree")
@@ -120,7 +133,7 @@ def judge_loss(world: RecordedWorld, one: RecordedWorld) -> ComparisonVerdict:
     if verdict.finding is not None and verdict.finding.name == "loss-differs":
         return verdict
     step = steps[0]
-    begin = _judge_parameters(step, set()) or _judge_inputs(step)
+    begin = _judge_parameters(step, _History()) or _judge_inputs(step)
     if begin is not None:
         return not_judged(begin.reason)
     if not step.one.loss or not all(rank.loss and rank.loss[0] for rank in step.ranks):
@@ -144,15 +157,17 @@ def _steps(world: RecordedWorld, one: RecordedWorld) -> list[_Step]:
 
 
 def _judge_step(
-    world: RecordedWorld, one: RecordedWorld, step: _Step, noise: set[str]
+    world: RecordedWorld, one: RecordedWorld, step: _Step, history: _History
 ) -> ComparisonVerdict | None:
     """Decide about a step; None if it is right."""
-    verdict = _judge_parameters(step, noise) or _judge_inputs(step)
+    verdict = _judge_parameters(step, history) or _judge_inputs(step)
     if verdict is not None:
         return verdict
+    drifts = [each.error for each in step.compared("parameters") if each.name not in history.noise]
+    step = replace(step, drift=max(drifts, default=0.0))
     usual = _usual(step.one.gradients)
     gradients = step.compared("gradients", floor=_FLOOR * usual)
-    noise |= {
+    history.noise |= {
         name for name, sums in step.one.gradients.items() if sums[2] < _NOISE * usual * sums[0]
     }
     wrong = [each for each in gradients if each.error > step.allowed]
@@ -164,8 +179,11 @@ def _judge_step(
     updates = [
         each
         for each in step.compared("updates")
-        if each.name not in noise and each.error > _allowed_of_update(step, each.name)
+        if each.name not in history.noise and each.error > _allowed_of_update(step, each.name)
     ]
+    for name, sums in step.one.updates.items():
+        slack = _allowed_of_update(step, name) * sums[2]
+        history.slack[name] = history.slack.get(name, 0.0) + slack
     return broken(step.finding("update", updates[0].name, updates)) if updates else None
 
 
@@ -186,21 +204,22 @@ def _allowed_of_update(step: _Step, name: str) -> float:
     rounding = 0.0
     if parameter and update[2]:
         rounding = 4 * step.one.precision * parameter[2] / update[2]
-    return min(0.5, step.allowed * _UPDATES) + rounding
+    return min(0.5, max(_UPDATES, 50 * step.allowed)) + rounding
 
 
 # What a step begins with
 
 
-def _judge_parameters(step: _Step, noise: set[str]) -> ComparisonVerdict | None:
-    parameters = step.compared("parameters")
-    wrong = [p for p in parameters if p.error > step.allowed and p.name not in noise]
+def _judge_parameters(step: _Step, history: _History) -> ComparisonVerdict | None:
+    def is_wrong(each: Compared, name: str) -> bool:
+        slack = history.slack.get(name, 0.0) * each.copies / (each.expected[2] or 1.0)
+        return each.error > step.allowed + slack and name not in history.noise
+
+    wrong = [each for each in step.compared("parameters") if is_wrong(each, each.name)]
     if step.number == 1:
         return _judge_start(step, wrong) if wrong else None
     copies = [
-        each
-        for each in step.compared("copies")
-        if each.error > step.allowed and each.name.partition(": ")[2] not in noise
+        each for each in step.compared("copies") if is_wrong(each, each.name.partition(": ")[2])
     ]
     if wrong:
         return broken(step.finding("changed", wrong[0].name, wrong))
