@@ -124,6 +124,7 @@ class ValueRecords:
         self._held: dict[int, _Held] = {}
         self._optimizers: list[Any] = []
         self._handles: list[Any] = []
+        self._module_handles: list[Any] = []  # those of hooks of modules
         self._own_hooks: set[int] = set()  # modules that have hooks beside ours
         self._leave_last: Callable[..., None] = lambda *_: None
 
@@ -153,7 +154,7 @@ class ValueRecords:
         if module._forward_hooks and id(module) not in self._own_hooks:
             # Its hooks may change the output, as those of parallelize_module do. Ours comes last.
             self._own_hooks.add(id(module))
-            self._handles.append(module.register_forward_hook(self._leave_last))
+            self._module_handles.append(module.register_forward_hook(self._leave_last))
 
     def leave(self, module: Any, _args: Any, output: Any) -> None:
         """Add the output of a module's forward, unless its own hooks are to come."""
@@ -242,6 +243,8 @@ class ValueRecords:
         return self._optimizers
 
     def _feel(self, losses: Any = (), *_: Any, **__: Any) -> None:
+        if self._has_stepped:  # no module was seen: it is compiled
+            self._next_period()
         self._losses.add(tensors_in(losses))
         if self._state is not None:
             allowed = [self._state, *(after for after in self.masks.drawn)]
@@ -395,10 +398,17 @@ class ValueRecords:
         """Return whether all periods are recorded; then modules are left alone."""
         if self._period <= MOST_PERIODS:
             return False
+        self._leave_modules()
         for handle in self._handles:
             handle.remove()
         self._handles, self._stack, self._alive, self._optimizers = [], [], [], []
         return True
+
+    def _leave_modules(self) -> None:
+        """Follow no modules from now on."""
+        for handle in self._module_handles:
+            handle.remove()
+        self._module_handles, self._stack = [], []
 
     def watch(self) -> None:
         """Follow every module, backward and optimizer from now on."""
@@ -422,9 +432,19 @@ class ValueRecords:
             self.backward(backward, *args, **kwargs)
 
         self._leave_last = hook(lambda of_module, _, output: self._leave(of_module, output))
-        self._handles = [
+        compile_function = torch.compile
+
+        @functools.wraps(compile_function)
+        def compile_without_hooks(*args: Any, **kwargs: Any) -> Any:
+            self._leave_modules()  # Dynamo would trace them
+            return compile_function(*args, **kwargs)
+
+        torch.compile = compile_without_hooks
+        self._module_handles = [
             module.register_module_forward_pre_hook(hook(self.enter)),
             module.register_module_forward_hook(hook(self.leave)),
+        ]
+        self._handles = [
             optimizer.register_optimizer_step_pre_hook(hook(self.before_step)),
             optimizer.register_optimizer_step_post_hook(hook(self.after_step)),
         ]

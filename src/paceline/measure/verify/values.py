@@ -252,9 +252,11 @@ def _judge_inputs(step: _Step) -> ComparisonVerdict | None:
     """Decide whether ranks together compute what one process computes; None if they do."""
     if step.one.is_random or any(rank.is_random for rank in step.ranks):
         return not_judged("the forward draws random numbers, on each rank its own")
-    name = next(iter(step.one.inputs), None)
+    if not step.one.inputs:
+        return not_judged("no forward of a module was seen; torch.compile hides them")
+    name = next(iter(step.one.inputs))
     ranks = [rank.inputs[name] for rank in step.ranks if name in rank.inputs]
-    if name is None or len(ranks) < len(step.ranks):
+    if len(ranks) < len(step.ranks):
         return not_judged("modules are called in another order than on 1 rank")
     expected = step.one.inputs[name]
     compared = compare(name, ranks, expected)

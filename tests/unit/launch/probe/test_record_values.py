@@ -67,12 +67,13 @@ def test_copies_of_parameters_are_found():
 def recorded(monkeypatch, train):
     file = File()
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
+    monkeypatch.setattr(torch, "compile", torch.compile)
     values = ValueRecords(file, lambda: "train.py:7", lambda _: False)
     values.watch()
     try:
         train()
     finally:
-        for handle in values._handles:
+        for handle in (*values._handles, *values._module_handles):
             handle.remove()
     return recorded_values.parse(file.records)
 
@@ -144,3 +145,13 @@ def test_modules_are_left_alone_after_the_last_recorded_step(monkeypatch):
     periods = recorded(monkeypatch, lambda: trained(model, steps=10))
     assert max(periods) == 8
     assert not model._forward_hooks
+
+
+def test_compiled_modules_are_left_alone(monkeypatch):
+    def train():
+        trained(torch.compile(Net(), backend="eager", fullgraph=True))
+
+    periods = recorded(monkeypatch, train)
+    assert sorted(periods) == [1, 2]
+    assert not periods[2].inputs
+    assert periods[2].gradients
