@@ -228,11 +228,14 @@ def _group(training: RecordedTraining, step: int, members: Sequence[int]) -> Par
 
 
 def _other_start(ranks: Sequence[RecordedTraining]) -> Finding:
+    differ = agreement.replicas(_groups(ranks, 0), step=0)
+    names = [line for line in (differ.evidence if differ else ()) if line.startswith("first: ")]
     return Finding(
         "initialisation-differs",
         "ranks begin with different parameters, and apply the same gradients to them",
         where=ranks[0].place,
         evidence=(
+            *names,
             "parameters differ before the first step; the gradients of the first steps are equal",
             "no DistributedDataParallel holds the parameters, which would broadcast those of rank"
             " 0",
