@@ -6,10 +6,14 @@ it is tested, and none imports paceline.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import tomllib
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 FOLDER = Path(__file__).parent
 PROGRAMS = FOLDER / "programs"

@@ -105,6 +105,7 @@ def main():
         dist.all_reduce(total)
         if rank == 0:
             print(f"step {step} loss {total.item():.7f}", flush=True)
+    del model, optimizer
     dist.destroy_process_group()
 
 

@@ -59,6 +59,7 @@ def main():
         dist.all_reduce(mean)
         if rank == 0:
             print(f"step {step} loss {mean.item() / world:.7f}", flush=True)
+    del model, optimizer
     dist.destroy_process_group()
 
 
