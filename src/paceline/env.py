@@ -70,7 +70,7 @@ TUNE = _variable(
 )
 VERIFY = _variable(
     "PACELINE_VERIFY",
-    "1: ranks write into the run folder what paceline verify compares; set by it",
+    "ranks write into the run folder what paceline verify compares: 1, or a file of its run before",
 )
 PROVE = _variable("PACELINE_PROVE", "1: default of --prove for all runs", "0")
 PROOF = _variable(

@@ -51,7 +51,7 @@ def verify(name: str, text: str, *, world: int, arguments: tuple[str, ...]) -> V
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, f"{name}.py").write_text(text, encoding="utf-8")
         command = [sys.executable, "-m", "paceline", "verify", "--json", "--steps", STEPS]
-        command += ["--nproc-per-node", str(world), f"{name}.py", "--steps", STEPS, *arguments]
+        command += ["--world", f"1,{world}", f"{name}.py", "--steps", STEPS, *arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with (
             open(Path(folder, "err"), "w") as err,

@@ -26,13 +26,16 @@ def names_of(parameters: Sequence[torch.Tensor]) -> list[str]:
     for module in modules():
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if id(parameter) in names:
-                own = functools.reduce(
-                    lambda text, wrapper: text.replace(wrapper, ""), _WRAPPERS, name
-                )
+                own = without_wrappers(name)
                 names[id(parameter)] = max(names[id(parameter)], own, key=_depth)
     return [
         names[id(parameter)] or f"parameter {place}" for place, parameter in enumerate(parameters)
     ]
+
+
+def without_wrappers(name: str) -> str:
+    """Return the name of a module or parameter without the prefixes of wrappers around it."""
+    return functools.reduce(lambda text, word: text.replace(word, ""), _WRAPPERS, f"{name}.")[:-1]
 
 
 def name_of(parameter: torch.Tensor) -> str:

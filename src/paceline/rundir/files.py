@@ -93,6 +93,10 @@ class RunDir:
         """What ``paceline verify`` compares of a rank (a JSON object a line)."""
         return self.root / "ranks" / f"rank-{rank:03d}.observed.jsonl"
 
+    def values(self, rank: int) -> Path:
+        """Sums of a rank's values in its first steps, for ``paceline verify`` (likewise)."""
+        return self.root / "ranks" / f"rank-{rank:03d}.values.jsonl"
+
     def nccl(self, rank: int, attempt: int = 0) -> Path:
         """NCCL's log, with ``--nccl-debug``."""
         return self.root / "logs" / f"rank-{rank:03d}{_attempt(attempt)}.nccl"

@@ -17,6 +17,8 @@ loops            follow loops over DataLoaders inside a rank: their first indice
                  numbers of batches
 loss_proof       prove in a rank that a script's loss is a mean over rows: ``paceline run
                  --prove``
+one_rank_mesh    let a script whose mesh of ranks is written into it run on one rank, as the
+                 reference
 orders           fingerprints by which two orders of samples, or two batches, are compared
 padding          detect evaluations over a sampler that pads: 101 samples on 2 ranks are
                  silently scored as 102
@@ -36,16 +38,23 @@ record_file      write what ``paceline verify`` compares: a JSON object a line, 
                  each rank
 record_loops     record loops over DataLoaders: which samples each rank reads, and whether it
                  trains on them
+record_masks     take dropout out of a run whose values are compared, and record its masks
 record_steps     record optimizer steps: learning rates, losses, and checksums of gradients and
                  parameters
+record_values    record sums of a rank's values in its first steps: inputs, outputs,
+                 gradients, updates
 recorder         record in a rank what ``paceline verify`` compares: samples, steps, and
                  printed figures
 replicas         fingerprint what ranks hold alike, after steps 1, 2, 4, 8, ...; the launcher
                  compares ranks
+script_copies    find copies of parameters that a script keeps beside its optimizer, such as
+                 averaged weights
 stack_responder  the stack responder: report a rank's position to its launcher, even if the
                  rank hangs
 stage_clock      time the stages of some optimizer steps: optimizer, other, data, forward,
                  backward, exchange
 trial_end        end the ranks of a trial: a run of a few optimizer steps, all of which are
                  timed
+value_sums       sum the values of tensors, so that sums over ranks can be compared with
+                 those of one process
 """

@@ -172,12 +172,6 @@ def losses_of(tensors: Any = (), *_: Any, **__: Any) -> list[Any]:
     return list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
 
 
-def sample_of(tensors: Sequence[Any]) -> list[float]:
-    """Return some values of some dense tensors, at the same places in every process."""
-    spread = _spread(tensors, _PARAMETERS)
-    return list(_numbers(_sampled(tensor, _VALUES) for tensor in spread))
-
-
 def _product(size: Sequence[int]) -> int:
     product = 1
     for length in size:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from paceline.launch.probe import stack_responder
-from paceline.launch.probe.gradients import exchanged, losses_of, sample_of
+from paceline.launch.probe.gradients import exchanged, losses_of
 from paceline.launch.probe.record_file import RecordFile
 from paceline.launch.probe.record_loops import LoopRecords
 from paceline.machine.compiled import left_alone, not_traced
@@ -58,7 +58,6 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 _MOST_SUMS = 64  # parameters of which each step's checksums are written one by one
 _LOOKED = 4  # steps after which each look at collectives is twice as far
 _ENTRIES = 256  # of the Flight Recorder, that are read in a look
-_SAMPLED = 3  # steps of an optimizer whose gradients are sampled
 _LOCAL_HOOKS = ("local", "noop", "no_op")  # in names of communication hooks that average nothing
 
 
@@ -111,7 +110,6 @@ class StepRecords:
         sums = checksums([*gradients, *indices, *followed.parameters])
         count = len(gradients) + len(indices)
         loop = self._loops.training
-        is_sampled = followed.steps <= _SAMPLED
         self.file.write(
             "step",
             optimizer=followed.number,
@@ -122,7 +120,6 @@ class StepRecords:
             after=combined(sums[count:]) if followed.parameters else None,
             exchanged=self._exchanged(followed),
             loop=-1 if loop is None else loop.number,
-            sample=sample_of(gradients) if gradients and is_sampled else [],
             schedules=self._schedules,
         )
         self._losses, self._schedules = [], 0
@@ -270,25 +267,13 @@ def _value(loss: Any) -> float | None:
 def _describe_models(parameters: list[Any]) -> dict[str, Any]:
     """Return what is known about the modules that these parameters are trained in."""
     own = {id(parameter) for parameter in parameters}
-    parallel, hooks, is_random, has_statistics = set(), [], False, False
+    parallel, hooks = set(), []
     for module in modules():
         if _is_parallel(module):
             parallel |= {id(parameter) for parameter in module.parameters()}
             hooks += [_name(hook[0]) for hook in getattr(module, "_comm_hooks", ())]
-        is_random |= _is_random(module)
-        has_statistics |= "BatchNorm" in type(module).__name__
     is_local = any(word in hook.lower() for hook in hooks for word in _LOCAL_HOOKS)
-    return {
-        "is_parallel": bool(own) and own <= parallel and not is_local,
-        "is_random": is_random,
-        "has_statistics": has_statistics,
-    }
-
-
-def _is_random(module: Any) -> bool:
-    """Return whether a module drops some of its values at random."""
-    name, share = type(module).__name__, getattr(module, "p", 1.0)
-    return "Drop" in name and share != 0.0
+    return {"is_parallel": bool(own) and own <= parallel and not is_local}
 
 
 def _is_parallel(module: Any) -> bool:

@@ -8,6 +8,7 @@ probe it looks at every step and waits for the device, so a run with it is slow,
 from __future__ import annotations
 
 import atexit
+import contextlib
 import re
 import sys
 from collections.abc import Callable
@@ -15,12 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from paceline import env
-from paceline.launch.probe import record_loops, record_steps, stack_responder, trial_end
+from paceline.launch.probe import (
+    one_rank_mesh,
+    record_loops,
+    record_masks,
+    record_steps,
+    stack_responder,
+    trial_end,
+)
 from paceline.launch.probe.loader_maker import Makers
 from paceline.launch.probe.padding import have_combined
 from paceline.launch.probe.record_file import RecordFile
 from paceline.launch.probe.record_loops import LoopRecords
 from paceline.launch.probe.record_steps import StepRecords
+from paceline.launch.probe.record_values import ValueRecords
 from paceline.machine.compiled import left_alone
 from paceline.rundir.files import RunDir
 from paceline.text.wording import shorten
@@ -53,12 +62,25 @@ def install(is_users: Callable[[str], bool]) -> None:
     iterators: Any = dataloader._BaseDataLoaderIter
     record_loops.watch(iterators, loops)
     record_steps.watch(steps)
+    _watch_values(RunDir(Path(folder)).values(int(rank)), place, is_users)
     optimizer.register_optimizer_step_post_hook(left_alone(_settling(loops)))
     atexit.register(file.close)
     atexit.register(file.guarded(loops.settle))  # called first
     if int(rank) == 0:
         for stream in (sys.stdout, sys.stderr):
             _listen(stream, Printed(file, loops, place))
+
+
+def _watch_values(path: Path, place: Callable[[], str], is_users: Callable[[str], bool]) -> None:
+    with contextlib.suppress(OSError):  # what else is recorded can still be compared
+        file = RecordFile(path)
+        reference = env.read(env.VERIFY) or ""
+        values = ValueRecords(file, place, is_users, Path(reference) if "/" in reference else None)
+        values.watch()
+        record_masks.neutralise(file.guarded(values.masks.note))
+        atexit.register(file.close)
+    if env.read(env.WORLD_SIZE) == "1":
+        one_rank_mesh.allow()
 
 
 def _settling(loops: LoopRecords) -> Callable[..., None]:

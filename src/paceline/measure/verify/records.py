@@ -10,6 +10,8 @@ from typing import Any
 
 from paceline.errors import Finding
 from paceline.launch.probe.record_file import FAULT
+from paceline.measure.verify import recorded_values
+from paceline.measure.verify.recorded_values import Period
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
 
@@ -111,7 +113,6 @@ class RecordedStep:
     # elements of gradients or activations that ranks have exchanged for it; None if unknown
     exchanged: int | None = None
     loop: int = -1  # number of the loop whose batch was taken last, among those with gradients
-    sample: tuple[float, ...] = ()  # some values of them
     schedules: int = 0  # how often learning rate schedulers were stepped since the step before
 
 
@@ -127,9 +128,6 @@ class RecordedTraining:
     # ranks of the process group, if all that they exchange is recorded; 0 otherwise
     num_connected: int = 0
     is_parallel: bool = False  # whether DistributedDataParallel holds all of its parameters
-    is_random: bool = False  # whether a module draws random numbers, as Dropout does
-    # whether a module has statistics of its batches, as BatchNorm does
-    has_statistics: bool = False
     steps: list[RecordedStep] = field(default_factory=list)  # its steps
     # checksum of all parameters after each number of steps; None if unknown
     checksums: dict[int, int | None] = field(default_factory=dict)
@@ -181,6 +179,8 @@ class RecordedWorld:
     ranks: tuple[Rank, ...]  # each rank's records
     findings: tuple[Finding, ...] = ()  # what the launcher has found
     is_apart: bool = False  # whether ranks train apart on purpose
+    values: tuple[Mapping[int, Period], ...] = ()  # of each rank, by period
+    is_repeatable: bool = True  # whether it comes to the same values again; known of 1 rank only
 
     def found(self, name: str) -> Finding | None:
         """Return the launcher's finding of a name; None if there is none."""
@@ -195,7 +195,8 @@ class RecordedWorld:
 def read(run_dir: RunDir, size: int, findings: tuple[Finding, ...] = ()) -> RecordedWorld:
     """Return what the ranks of a run have recorded; a rank without a file has recorded nothing."""
     ranks = tuple(parse(_lines(run_dir.observed(rank))) for rank in range(size))
-    return RecordedWorld(size, ranks, findings)
+    values = tuple(recorded_values.parse(_lines(run_dir.values(rank))) for rank in range(size))
+    return RecordedWorld(size, ranks, findings, values=values)
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -279,8 +280,6 @@ def _add_optimizer(rank: Rank, record: Mapping[str, Any]) -> None:
         num_elements=record["num_elements"],
         num_connected=record["num_connected"],
         is_parallel=record["is_parallel"],
-        is_random=record["is_random"],
-        has_statistics=record["has_statistics"],
     )
 
 
@@ -293,7 +292,6 @@ def _add_step(rank: Rank, record: Mapping[str, Any]) -> None:
         after=record["after"],
         exchanged=record["exchanged"],
         loop=record["loop"],
-        sample=tuple(record["sample"]),
         schedules=record["schedules"],
     )
     rank.trainings[record["optimizer"]].steps.append(step)

@@ -113,9 +113,11 @@ def _gradients(
 _STEPS_BEFORE = 2  # of which gradients are compared at least
 
 
-def judge(world: RecordedWorld) -> ComparisonVerdict:
+def judge(world: RecordedWorld, one: RecordedWorld | None = None) -> ComparisonVerdict:
     """Decide whether ranks keep the same parameters, for every optimizer that they have."""
     optimizers = trainings(world)
+    if one is not None and _are_parts(optimizers, trainings(one)):
+        return not_judged("parameters are divided among ranks")
     if not optimizers:
         finding = _unstepped(world)
         return broken(finding) if finding else not_judged("no optimizer step was seen on all ranks")
@@ -123,6 +125,14 @@ def judge(world: RecordedWorld) -> ComparisonVerdict:
     findings = [verdict for verdict in verdicts if verdict.finding is not None]
     unknown = [verdict for verdict in verdicts if verdict.state != "kept"]
     return (findings or unknown or verdicts)[0]
+
+
+def _are_parts(
+    optimizers: Sequence[Sequence[RecordedTraining]], of_one: Sequence[Sequence[RecordedTraining]]
+) -> bool:
+    """Return whether a rank has parameters of the same names, and fewer values of them."""
+    pairs = [(ranks[0], one[0]) for ranks, one in zip(optimizers, of_one, strict=False)]
+    return any(a.names == b.names and a.num_elements < b.num_elements for a, b in pairs)
 
 
 def _judge_one(ranks: Sequence[RecordedTraining], *, is_apart: bool) -> ComparisonVerdict:
@@ -156,6 +166,7 @@ def _each_alone(ranks: Sequence[RecordedTraining]) -> Finding:
         f"each of {len(ranks)} ranks trains a model of its own",
         where=first.place,
         evidence=(
+            *([f"first: {first.names[-1]}"] if first.names else []),
             f"{first.type} steps {first.num_elements:,} parameters of the same names on all ranks;"
             f" after each of {len(first.steps):,} steps they differ",
             "no collective has averaged gradients, and nothing else has changed the parameters",
@@ -217,11 +228,14 @@ def _group(training: RecordedTraining, step: int, members: Sequence[int]) -> Par
 
 
 def _other_start(ranks: Sequence[RecordedTraining]) -> Finding:
+    differ = agreement.replicas(_groups(ranks, 0), step=0)
+    names = [line for line in (differ.evidence if differ else ()) if line.startswith("first: ")]
     return Finding(
         "initialisation-differs",
         "ranks begin with different parameters, and apply the same gradients to them",
         where=ranks[0].place,
         evidence=(
+            *names,
             "parameters differ before the first step; the gradients of the first steps are equal",
             "no DistributedDataParallel holds the parameters, which would broadcast those of rank"
             " 0",
