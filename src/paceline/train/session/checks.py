@@ -6,7 +6,7 @@ Pure: each function raises the error for what it refuses, or returns.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from paceline.errors import UsageError, closest, option_contradicted, option_invalid
+from paceline.machine.parameters import held_by
+from paceline.train.model import wrapping
 
 
 def check_is_plain(model: nn.Module) -> None:
@@ -152,4 +154,44 @@ def check_names(kind: type, options: Mapping[str, object]) -> None:
         f"{kind.__name__} has no option {unknown[0]}",
         where=f"{kind.__name__}({unknown[0]}={value!r})",
         fix=f"{kind.__name__}({near}={value!r})" if near else f"one of {', '.join(names)}",
+    )
+
+
+def check_frozen(frozen: Mapping[nn.Parameter, str]) -> None:
+    """Refuse trained parameters, by name, that were frozen when their model was made parallel."""
+    trained = [name for parameter, name in frozen.items() if parameter.requires_grad]
+    if trained:
+        raise UsageError.of(
+            "gradients-not-averaged",
+            f"{len(trained)} parameters were frozen at session.setup and are trained now,"
+            f" {trained[0]} first",
+            where="requires_grad after session.setup(model)",
+            why=(
+                "only what was trained at session.setup is averaged; ranks would silently"
+                " drift apart"
+            ),
+            fix=(
+                "freeze after session.setup with DDP(find_unused_parameters=True), or make"
+                " the model again and set it up"
+            ),
+        )
+
+
+def check_parameters(
+    optimizer: Optimizer, known: Collection[nn.Parameter], model: nn.Module
+) -> None:
+    """Refuse an optimizer of other parameters than those of models that were set up."""
+    held = set(held_by(optimizer))
+    foreign = held - set(known)
+    if not foreign:
+        return
+    kind = type(optimizer).__name__
+    if error := wrapping.made_too_early(kind, foreign, model):
+        raise error
+    raise UsageError.of(
+        "optimizer-of-other-model",
+        f"{len(foreign)} of the {len(held)} parameters of {kind} are not the model's",
+        where="session.setup(model, optimizer)",
+        why="its steps would leave the model as it is",
+        fix=f"{kind}(model.parameters(), ...) just before session.setup",
     )

@@ -11,9 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from paceline.errors import Notice, UsageError
+from paceline.errors import Notice
 from paceline.machine.compiled import not_compiled
-from paceline.machine.parameters import held_by
 from paceline.text import terminal
 from paceline.train import runtime
 from paceline.train.data import BatchTracker, Rows, not_of_samples
@@ -24,7 +23,6 @@ from paceline.train.model import (
     parallel,
     sharded,
     whole_matrix,
-    wrapping,
 )
 from paceline.train.model import precision as precisions
 from paceline.train.model import strategy as strategies
@@ -139,7 +137,7 @@ class Gradients:
             strategies.move_state(optimizer, self.device)
             # of models sharded earlier, or built on the meta device
             strategies.replace_parameters(optimizer, self._shards)
-            self._check_parameters(optimizer, model)
+            checks.check_parameters(optimizer, self._parameters, model)
         ready = model
         if self._num_ranks > 1:
             ready = self._make_parallel(model, optimizers)
@@ -320,22 +318,7 @@ class Gradients:
 
     def check_frozen(self) -> None:
         """Refuse trained parameters that were frozen when their model was made parallel."""
-        trained = [name for parameter, name in self._frozen.items() if parameter.requires_grad]
-        if trained:
-            raise UsageError.of(
-                "gradients-not-averaged",
-                f"{len(trained)} parameters were frozen at session.setup and are trained now,"
-                f" {trained[0]} first",
-                where="requires_grad after session.setup(model)",
-                why=(
-                    "only what was trained at session.setup is averaged; ranks would silently"
-                    " drift apart"
-                ),
-                fix=(
-                    "freeze after session.setup with DDP(find_unused_parameters=True), or make"
-                    " the model again and set it up"
-                ),
-            )
+        checks.check_frozen(self._frozen)
 
     def module_of(self, model: nn.Module | None) -> nn.Module:
         """Return a module that was set up; the only one if None.
@@ -445,7 +428,8 @@ class Gradients:
             is_averaged = sharded.averages_itself(model, self._data)
         self._begin_equal(model)
         if is_averaged:  # by what the user has called, or there is nothing to average
-            self._note_frozen(model)
+            if not is_trained and self._world_size > 1:
+                self._note_frozen(model)
             ready = model
         elif is_sharded or isinstance(self._strategy, strategies.FSDP):
             ready = self._shard(model, optimizers)
@@ -501,22 +485,6 @@ class Gradients:
         others = [parameter for parameter in self._parameters if parameter not in whole]
         self._parameters = dict.fromkeys([*others, *model.parameters()])
         return model
-
-    def _check_parameters(self, optimizer: Optimizer, model: nn.Module) -> None:
-        held = set(held_by(optimizer))
-        foreign = held - set(self._parameters)
-        if not foreign:
-            return
-        if error := wrapping.made_too_early(type(optimizer).__name__, foreign, model):
-            raise error
-        raise UsageError.of(
-            "optimizer-of-other-model",
-            f"{len(foreign)} of the {len(held)} parameters of {type(optimizer).__name__} are not"
-            " the model's",
-            where="session.setup(model, optimizer)",
-            why="its steps would leave the model as it is",
-            fix=(f"{type(optimizer).__name__}(model.parameters(), ...) just before session.setup"),
-        )
 
 
 def _leaves(loss: torch.Tensor) -> dict[torch.Tensor, None]:
