@@ -35,3 +35,19 @@ def test_one_collective_is_called_the_same_only_where_it_is():
     assert receiving.notice.details[0] == "rank 0: recv from rank 1, train.py:5"
     reducing = waiting.picture([waiting_in(rank, "all_reduce", **flying) for rank in range(2)])
     assert "in the same collective" in reducing.notice.what
+
+
+def test_an_absent_rank_is_named_as_the_peer_of_those_that_wait_for_it():
+    reducing = {"call": "all_reduce", "seq": 3, "flying": True}
+    of_data = waiting_in(
+        1, "all_reduce", group="1", group_name="mesh_dp", members=(1, 3), **reducing
+    )
+    of_model = waiting_in(
+        2, "all_reduce", group="4", group_name="mesh_tp", members=(2, 3), **reducing
+    )
+    apart = waiting.picture([of_data, of_model, standing(3, "node-a")])
+    expected = "ranks 1-2 have been waiting for rank 3"
+    expected += " (data-parallel peer of rank 1, tensor-parallel peer of rank 2) for 130 s (hang?)"
+    assert apart.notice.what.startswith(expected)
+    elsewhere = waiting_in(0, "all_reduce", group="0", group_name="default_pg", **reducing)
+    assert "peer" not in waiting.picture([elsewhere, standing(3, "node-a")]).notice.what
