@@ -141,6 +141,8 @@ class Gradients:
         ready = model
         if self._num_ranks > 1:
             ready = self._make_parallel(model, optimizers)
+        # a model of ignored parameters alone is averaged as one with shards
+        self._has_dtensors |= bool(self._ignored)
         self._has_dtensors |= any(map(sharded.is_dtensor, model.parameters()))
         for optimizer in optimizers:
             fsdp_options.step_one_by_one(optimizer)
@@ -178,16 +180,17 @@ class Gradients:
         # value of a loss that is NaN because the rank has no rows.
         gradient = None if part.factor == 1.0 else torch.full_like(loss, part.factor)
         try:
-            if not self._has_dtensors:
-                self._compare_if_due(part)
+            is_due = part.ends_group and self.check.num_steps == self.check.due
+            if is_due and not self._has_dtensors:
+                self.compare_ranks()
             with self._outside:
                 if part.factor:
                     self._run_backward(loss, gradient, part.ends_group)
                 else:
                     with self._zeroed(loss):
                         self._run_backward(loss, gradient, part.ends_group)
-            if self._has_dtensors:  # before the backward some are gathered
-                self._compare_if_due(part)
+            if is_due:  # DTensors, some of which are gathered before the backward
+                self._compare_dtensors()
         except RuntimeError as error:
             if runtime.is_of_collective(error):
                 self._say_position()
@@ -356,8 +359,8 @@ class Gradients:
         """Prepare for a collective of the script, for which all ranks must be at the same place."""
         self.tracker.note_collective()
 
-    def _compare_if_due(self, part: LossFactors) -> None:
-        if part.ends_group and self.check.num_steps == self.check.due:
+    def _compare_dtensors(self) -> None:
+        if self._has_dtensors:
             self.compare_ranks()
 
     @not_compiled
@@ -376,8 +379,6 @@ class Gradients:
             self._guard.inspects = True
 
     def _complete(self) -> None:
-        if self._ignored:
-            fsdp_options.average(self._ignored, self._data.group)
         self.steps += 1
         self.check.num_steps += 1
         if self._buffered:
@@ -392,6 +393,7 @@ class Gradients:
                 self._data.group,
             )
         if self._has_dtensors:
+            fsdp_options.average(self._ignored, self._data.group)
             sharded.complete_gradients(self._parameters)
         if self.scale is not None:
             self.scale.settle(self._parameters, self._agree)
