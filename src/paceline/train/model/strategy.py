@@ -81,7 +81,7 @@ def _check(options: DDP, device: torch.device) -> None:
 
 
 def check_whole(model: nn.Module) -> None:
-    """Refuse a model that is sharded already, which neither ddp nor fsdp can start from."""
+    """Refuse a model that is sharded already, which a session without a mesh cannot start from."""
     sharded = [
         name for name, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")
     ]
@@ -89,10 +89,10 @@ def check_whole(model: nn.Module) -> None:
         raise option_contradicted(
             f"{len(sharded)} parameters of the model are sharded already, {sharded[0]} first",
             where="session.setup(model)",
-            why="fsdp shards a module for good, for the session that it was set up with first",
+            why="without a mesh, nothing says which ranks have other rows",
             fix=(
-                "make the model again for a second session, and load what the first one saved:"
-                " session.restore()"
+                "Session(mesh=mesh, data=...) if the script has sharded it; if a session has, make"
+                " the model again for a second one, which restores what the first has saved"
             ),
         )
 
