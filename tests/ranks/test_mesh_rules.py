@@ -1,5 +1,7 @@
 """What a session on a mesh refuses, what its collectives count, and what its checks compare."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,7 +12,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.data import TensorDataset
 
-from paceline import DDP, FSDP, Session
+from paceline import DDP, FSDP, Session, env
 from paceline.errors import PacelineError
 from paceline.machine import accelerator
 
@@ -157,6 +159,18 @@ def without_a_launcher():
 def test_the_same_script_runs_as_one_process(ranks):
     (shapes,) = ranks.run(without_a_launcher, world_size=1)
     assert shapes == [(8, 4), (8,), (4, 8), (4,)]
+
+
+def as_reference():
+    os.environ[env.VERIFY] = "1"
+    try:
+        return list(Session(mesh={"dp": 2, "tp": 2}, loggers=()).mesh.shape)
+    finally:
+        del os.environ[env.VERIFY]
+
+
+def test_the_reference_of_verify_has_a_mesh_of_one(ranks):
+    assert ranks.run(as_reference, world_size=1) == [[1, 1]]
 
 
 def drift(rank, name):

@@ -210,7 +210,7 @@ class ValueRecords:
         """Return a name for an outermost module: its type, without wrappers."""
         while hasattr(root, "module") or hasattr(root, "_orig_mod"):
             root = root.module if hasattr(root, "module") else root._orig_mod
-        kind = type(root).__name__.removeprefix("FSDP")
+        kind = type(root).__name__.removeprefix("FSDP").removeprefix("Replicate")
         others = [one for one in self._roots[:number] if type(one) is type(root)]
         return f"{kind}#{len(others) + 1}" if others else kind
 
