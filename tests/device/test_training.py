@@ -65,8 +65,17 @@ def losses_of(output):
     return {int(step): loss for step, loss in json.loads(output.splitlines()[-1]).items()}
 
 
+@pytest.mark.timeout(180)  # up to three starts of several ranks
 @pytest.mark.parametrize(
-    "case", ["alone", "three ranks", "sharded", "offloaded", "replicas", "stopped"]
+    "case",
+    [
+        "alone",
+        "three ranks",
+        "sharded",
+        pytest.param("offloaded", marks=pytest.mark.slow),
+        pytest.param("replicas", marks=pytest.mark.slow),
+        "stopped",
+    ],
 )
 def test_losses_are_those_of_the_cpu(on_device, case):
     """On one rank and several, whole or sharded, and after a stop that goes on on more ranks."""

@@ -149,7 +149,10 @@ def set_up(name, strategy):
 
 
 @pytest.mark.parametrize("name", WRONG)
-@pytest.mark.parametrize(("strategy", "world_size"), [("fsdp", 2), (FSDP(replicate=2), 4)])
+@pytest.mark.parametrize(
+    ("strategy", "world_size"),
+    [("fsdp", 2), pytest.param(FSDP(replicate=2), 4, marks=pytest.mark.slow)],
+)
 def test_a_step_that_needs_the_whole_matrix_is_refused_on_shards(ranks, name, strategy, world_size):
     for found in ranks.run(set_up, name, strategy, world_size=world_size):
         assert found is not None
