@@ -95,8 +95,7 @@ def data_ranks(
 def _made(sizes: Mapping[str, int], world: World, device: torch.device) -> DeviceMesh:
     """Return a mesh of these sizes, of which one may be -1: what remains of the ranks."""
     given, product = dict(sizes), 1
-    is_reference = bool(env.read(env.VERIFY) or env.read(env.PROOF))
-    if world.world_size == 1 and is_reference:
+    if world.world_size == 1 and (env.read(env.VERIFY) or env.read(env.PROOF)):
         given = dict.fromkeys(sizes, 1)  # ``paceline verify`` and ``run --prove`` look at one rank
     for size in given.values():
         product *= size if size > 0 else 1
