@@ -17,6 +17,7 @@ from torch import nn
 
 from paceline.errors import UsageError, option_invalid
 from paceline.train import runtime
+from paceline.train.model.sharded import is_dtensor
 
 
 def is_deferred(model: nn.Module) -> bool:
@@ -35,7 +36,7 @@ def materialize(
     Parameters that have values already are moved to the device. Raises UsageError if a module
     does not initialize what it holds.
     """
-    sharded = [name for name, one in model.named_parameters() if hasattr(one, "device_mesh")]
+    sharded = [name for name, one in model.named_parameters() if is_dtensor(one)]
     if sharded:
         raise _sharded_first(sharded[0])
     new: dict[nn.Parameter, nn.Parameter] = {}
@@ -108,7 +109,7 @@ def _reset(module: nn.Module, reset: Callable[[], Any]) -> None:
     shards = {
         name: parameter.to_local().clone()
         for name, parameter in parameters.items()
-        if hasattr(parameter, "device_mesh")
+        if is_dtensor(parameter)
     }
     with warnings.catch_warnings():
         # Of random numbers for shards on CPUs, which are refused below.

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.optim import Optimizer
 
 from paceline.errors import closest, option_contradicted, option_invalid
+from paceline.train.model.sharded import is_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -196,4 +197,4 @@ def step_one_by_one(optimizer: Optimizer) -> None:
 
 
 def _is_mixed(group: dict[str, Any]) -> bool:
-    return len({hasattr(parameter, "device_mesh") for parameter in group["params"]}) > 1
+    return len(set(map(is_dtensor, group["params"]))) > 1

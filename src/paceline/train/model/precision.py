@@ -17,12 +17,7 @@ from torch.utils import _pytree as tree
 
 from paceline.errors import SetupError, closest, option_contradicted, option_invalid
 from paceline.machine.compiled import left_alone, not_compiled
-from paceline.train.model.sharded import (
-    complete_gradients,
-    is_dtensor,
-    local_gradients,
-    local_of,
-)
+from paceline.train.model import sharded
 
 FLOAT16_MAX = torch.finfo(torch.float16).max
 
@@ -106,14 +101,14 @@ def attach(model: nn.Module, precision: Precision, device: torch.device) -> None
 def _convert(model: nn.Module, precision: Precision) -> None:
     others = [one for one in model.parameters() if one.is_floating_point()]
     others = [one for one in others if one.dtype != precision.stored]
-    if any(map(is_dtensor, others)):
+    if any(map(sharded.is_dtensor, others)):
         raise option_contradicted(
             f"{len(others)} parameters are in {others[0].dtype}, and sharded already",
             where=f"Session(precision={precision.name!r})",
             why="torch cannot change the type of a sharded model in place",
             fix=f"model.to({precision.stored}) before parallelize_module and fully_shard",
         )
-    if others or not any(map(is_dtensor, model.parameters())):
+    if others or not any(map(sharded.is_dtensor, model.parameters())):
         model.to(precision.stored)
 
 
@@ -221,7 +216,7 @@ class LossScale:
         are scaled too, because those of this loss are added to them.
         """
         if self._unscaled:
-            if gradients := local_gradients(parameters):
+            if gradients := sharded.local_gradients(parameters):
                 torch._foreach_mul_(gradients, self.value / self._world_size)
             self._unscaled = False
         return self._scaler.scale(loss) / self._world_size
@@ -236,7 +231,7 @@ class LossScale:
         held = [parameter for parameter in parameters if parameter.grad is not None]
         if not held:
             return True
-        gradients = local_gradients(held)
+        gradients = sharded.local_gradients(held)
         if self._world_size > 1:
             torch._foreach_mul_(gradients, self._world_size)
         verdict = _Verdict([_local(parameter) for parameter in held])
@@ -264,10 +259,10 @@ class LossScale:
 
 def _local(parameter: nn.Parameter) -> torch.Tensor:
     """Return a parameter, or a tensor of its local values with its local gradient."""
-    own = local_of(parameter)
+    own = sharded.local_of(parameter)
     if own is not parameter:
         own = own.detach()
-        own.grad = local_of(cast(torch.Tensor, parameter.grad))
+        own.grad = sharded.local_of(cast(torch.Tensor, parameter.grad))
     return own
 
 
@@ -294,12 +289,12 @@ def clip_norm(what: Any, max_norm: float, norm_type: float) -> torch.Tensor:
     Gradients may be on several meshes, or on none: torch takes the norm of those of one mesh.
     """
     parameters = [parameter for parameter in parameters_of(what) if parameter.grad is not None]
-    complete_gradients(parameters)
+    sharded.complete_gradients(parameters)
     by_mesh: dict[Any, list[torch.Tensor]] = {}
     for gradient in (cast(torch.Tensor, parameter.grad) for parameter in parameters):
         by_mesh.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
     norms = [nn.utils.get_total_norm(gradients, norm_type) for gradients in by_mesh.values()]
-    norms = [cast(Any, norm).full_tensor() if is_dtensor(norm) else norm for norm in norms]
+    norms = [sharded.whole_of(norm) for norm in norms]
     norm = norms[0] if len(norms) == 1 else nn.utils.get_total_norm(norms, norm_type)
     own = [_local(parameter) for parameter in parameters]
     nn.utils.clip_grads_with_norm_(own, max_norm, norm)
@@ -309,7 +304,7 @@ def clip_norm(what: Any, max_norm: float, norm_type: float) -> torch.Tensor:
 def clip_value(what: Any, limit: float) -> None:
     """Clip gradients to ``-limit`` and ``limit``."""
     parameters = [parameter for parameter in parameters_of(what) if parameter.grad is not None]
-    complete_gradients(parameters)
+    sharded.complete_gradients(parameters)
     if parameters:  # of a step that overflowed there are no gradients
         nn.utils.clip_grad_value_([_local(parameter) for parameter in parameters], limit)
 

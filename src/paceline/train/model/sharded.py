@@ -25,6 +25,11 @@ def is_dtensor(tensor: Any) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
+def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole of a DTensor, a collective; else the tensor itself."""
+    return cast(torch.Tensor, cast(Any, tensor).full_tensor()) if is_dtensor(tensor) else tensor
+
+
 def move(model: nn.Module, device: torch.device) -> None:
     """Move a model to a device; DTensors are on that of their mesh, and stay.
 

@@ -19,6 +19,7 @@ from paceline.errors import SetupError, closest, option_contradicted, option_inv
 from paceline.train import runtime
 from paceline.train.model import deferred, fsdp_options
 from paceline.train.model.blocks import blocks_of, has_forward
+from paceline.train.model.sharded import is_dtensor, whole_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -82,9 +83,7 @@ def _check(options: DDP, device: torch.device) -> None:
 
 def check_whole(model: nn.Module) -> None:
     """Refuse a model that is sharded already, which a session without a mesh cannot start from."""
-    sharded = [
-        name for name, parameter in model.named_parameters() if hasattr(parameter, "device_mesh")
-    ]
+    sharded = [name for name, parameter in model.named_parameters() if is_dtensor(parameter)]
     if sharded:
         raise option_contradicted(
             f"{len(sharded)} parameters of the model are sharded already, {sharded[0]} first",
@@ -180,7 +179,7 @@ def shard(
     def complete(module: nn.Module) -> None:
         if module in layers:
             tensors = [*module.parameters(), *module.buffers()]
-            runtime.copy_from_main([one for one in tensors if not hasattr(one, "device_mesh")])
+            runtime.copy_from_main([one for one in tensors if not is_dtensor(one)])
             shard_one(module)
 
     if deferred.is_deferred(model):
@@ -233,7 +232,7 @@ def replace_parameters(optimizer: Optimizer, shards: dict[nn.Parameter, nn.Param
             if shard is whole or whole not in optimizer.state:
                 continue
             state = optimizer.state.pop(whole)
-            is_cut = hasattr(shard, "device_mesh")
+            is_cut = is_dtensor(shard)
             optimizer.state[shard] = _cut(state, shard, optimizer) if is_cut else state
         # In place, because some optimizers hold this list in a second place.
         group["params"][:] = [shards.get(parameter, parameter) for parameter in group["params"]]
@@ -256,7 +255,7 @@ def _cut(state: dict[str, Any], parameter: nn.Parameter, optimizer: Optimizer) -
     for name, kept in state.items():
         if not isinstance(kept, torch.Tensor) or kept.dim() == 0:
             continue  # a step count is the same for each shard
-        value = kept.full_tensor() if isinstance(kept, DTensor) else kept
+        value = whole_of(kept)
         if value.shape != parameter.shape:
             raise option_contradicted(
                 f"{type(optimizer).__name__} remembers {name} of shape {list(value.shape)} for"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from paceline.errors import UsageError
 from paceline.machine.parameters import held_by
 from paceline.train import runtime
+from paceline.train.model.sharded import is_dtensor, whole_of
 
 _NUM_STEPS = 3  # some optimizers only collect statistics in their first
 _MOST_KINDS = 8  # of parameter groups that are tried
@@ -56,7 +57,7 @@ def _kinds(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 def _is_sharded_matrix(parameter: Any) -> bool:
-    if not hasattr(parameter, "device_mesh") or parameter.dim() < 2:
+    if not is_dtensor(parameter) or parameter.dim() < 2:
         return False
     sizes = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
     return any(size > 1 and not placement.is_replicate() for placement, size in sizes)
@@ -85,7 +86,7 @@ def _objection(optimizer: Optimizer, group: dict[str, Any], parameter: Any) -> s
     if runtime.maxima([isinstance(result, str)])[0]:
         return result if isinstance(result, str) else None
     assert isinstance(result, torch.Tensor)
-    part, rounding = differs(start, whole, _whole(result)), differs(start, whole, moved)
+    part, rounding = differs(start, whole, whole_of(result)), differs(start, whole, moved)
     if part is None or rounding is None or part <= _TOLERANCE + _ROUNDINGS * rounding:
         return None
     return f"after {_NUM_STEPS} steps on a small matrix they are apart by {part:.0%} of the way"
@@ -95,10 +96,6 @@ def _are_equal(result: Any, other: Any) -> bool:
     """Return whether two runs gave the same tensor; not if they failed, or are random."""
     is_failure = isinstance(result, str) or isinstance(other, str)
     return not is_failure and torch.equal(result, other)
-
-
-def _whole(result: Any) -> torch.Tensor:
-    return cast(torch.Tensor, result.full_tensor() if hasattr(result, "full_tensor") else result)
 
 
 def differs(start: torch.Tensor, whole: torch.Tensor, sharded: torch.Tensor) -> float | None:

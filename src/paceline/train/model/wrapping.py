@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from paceline.errors import UsageError
+from paceline.train.model.sharded import is_dtensor
 
 ORDER = "parallelize_module, activation checkpointing, compile, fully_shard on blocks and then on"
 ORDER += " the model, optimizer"
@@ -61,4 +62,4 @@ def _replaced_by(earlier: nn.Parameter, now: nn.Parameter) -> str:
 
 def _num_dims(parameter: Any) -> int:
     """Return the dimensions of the mesh that a parameter is on; 0 without one."""
-    return parameter.device_mesh.ndim if hasattr(parameter, "device_mesh") else 0
+    return parameter.device_mesh.ndim if is_dtensor(parameter) else 0

@@ -58,9 +58,8 @@ def gather(
         value = value[torch.tensor(own, dtype=torch.int64, device=value.device)]
     if gradients:
         sizes: list[int] = []
-        rows = _Gather.apply(
-            value, sizes, own is None, group
-        )  # the loss of a borrowed row has no weight
+        has_weight = own is None  # the loss of a borrowed row has none
+        rows = _Gather.apply(value, sizes, has_weight, group)
     else:
         rows, sizes = runtime.all_rows(value, group)
     spans = iteration.spans_of(sizes) if iteration is not None and len(sizes) > 1 else None

@@ -428,14 +428,17 @@ class Gradients:
             strategies.check_whole(model)
         elif is_sharded and not is_averaged:
             is_averaged = sharded.averages_itself(model, self._data)
-        self._begin_equal(model)
+        if self._data.has_peers and not is_sharded and not deferred.is_deferred(model):
+            rank_check.require_equal(model)
         if is_averaged:  # by what the user has called, or there is nothing to average
+            self._begin_equal(model)
             if not is_trained and self._world_size > 1:
                 self._note_frozen(model)
             ready = model
         elif is_sharded or isinstance(self._strategy, strategies.FSDP):
+            self._begin_equal(model)
             ready = self._shard(model, optimizers)
-        else:
+        else:  # which copies the first rank's parameters and buffers itself
             replica = strategies.replicate(model, self._strategy, self._data.group)
             ready = parallel.wrap(replica, self._copies.watch)
             if hasattr(model, "module"):
@@ -467,8 +470,6 @@ class Gradients:
         if self._data.mesh is None:
             runtime.copy_from_main([*model.parameters(), *model.buffers()])
             return
-        if self._data.has_peers and not any(map(sharded.is_dtensor, model.parameters())):
-            rank_check.require_equal(model)
         for group, tensors in sharded.copies_of(model, self._data):
             runtime.copy_from_main(tensors, group)
 

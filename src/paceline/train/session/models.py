@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from paceline.errors import SetupError, UsageError, option_contradicted, option_invalid
 from paceline.train.checkpoint import Checkpoints
 from paceline.train.model import blocks
+from paceline.train.model.sharded import is_dtensor
 from paceline.train.session import weights
 from paceline.train.session.progress import SessionProgress
 from paceline.train.session.ranks import MainPrinter, SessionRanks
@@ -133,7 +134,7 @@ def inside(model: nn.Module) -> Any:
 
 def whole_state(module: nn.Module) -> dict[str, Any] | None:
     """Return the whole state of a sharded module, on rank 0; None for one that is not sharded."""
-    if not any(hasattr(parameter, "device_mesh") for parameter in module.parameters()):
+    if not any(map(is_dtensor, module.parameters())):
         return None
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 

@@ -20,6 +20,7 @@ from paceline.errors import UsageError, option_invalid
 from paceline.text.wording import few_lines
 from paceline.train.checkpoint import foreign
 from paceline.train.model import keys
+from paceline.train.model.sharded import is_dtensor
 
 _MOST = 8  # lines of evidence
 
@@ -170,7 +171,7 @@ def read(
 
 def load(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
     """Load tensors into some of a model's entries, also into shards."""
-    if not any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
+    if not any(map(is_dtensor, model.parameters())):
         model.load_state_dict(state, strict=False)
         return
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
