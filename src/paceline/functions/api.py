@@ -29,7 +29,7 @@ from paceline.launch.plan.submit_options import FORWARDED, OWN, SWEEPS
 from paceline.machine import host
 from paceline.machine.cpus import usable_cpus
 from paceline.rundir import sweeps
-from paceline.rundir.files import IN_JOB, RUNS, RunDir, new_run_id
+from paceline.rundir.files import IN_JOB, RUNS, RunDir, discard, new_run_id
 from paceline.slurm import option_rules
 from paceline.slurm.jobs import submit as submitting
 from paceline.slurm.jobs.submit import Fill
@@ -221,7 +221,7 @@ def _start_here(
         call.fill(folder)
         by_machine.start(folder, queue)
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        discard(folder)
         raise SetupError(folder_errors.unusable(folder, error, option="run_dir=")) from None
     return folder
 

@@ -19,8 +19,9 @@ from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, SetupError, UsageErro
 from paceline.functions import endings
 from paceline.functions.endings import JobEnd
 from paceline.machine import own_process, processes
-from paceline.rundir import events
-from paceline.rundir.files import RunDir, read_json, write_whole
+from paceline.rundir import events, owned
+from paceline.rundir.files import RunDir, read_json
+from paceline.rundir.owned import write_whole
 
 ID = "local"  # of all these jobs
 RUN_DIR = "{run_dir}"  # in the command of a queue: the run folder of the job
@@ -140,7 +141,7 @@ def start(folder: Path, queue: LocalQueue) -> None:
     for job in queue.jobs:
         LocalState(str(RunDir(folder).local_queue)).write(RunDir(Path(job)))
     words = own_process.command(str(folder), module="paceline.functions.machine_queue")
-    with (folder / "queue.out").open("ab") as output:
+    with owned.append(folder / "queue.out") as output:
         ended = subprocess.run(
             words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
         )
@@ -183,7 +184,7 @@ def status(run_dir: RunDir) -> str:
 def cancel(run_dir: RunDir) -> None:
     """End a job for good, if it has not ended; its queue sees the file within moments."""
     if end(run_dir) is None:
-        run_dir.cancelled.touch()
+        owned.append(run_dir.cancelled).close()
 
 
 def new_queue(

@@ -20,7 +20,7 @@ from paceline import env
 from paceline.errors import EXIT_FAILED, EXIT_OK, Finding, UsageError
 from paceline.launch.in_rank import rank_entry
 from paceline.launch.plan.task import MODULE, RankTask
-from paceline.rundir import events
+from paceline.rundir import events, owned
 from paceline.rundir.files import IN_JOB, RunDir
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def call(folder: Path) -> int:
     _record_start(run_dir, attempt)
     process = os.getpid()
     # rank_entry replaces the descriptor by one that closerange does not reach, and keeps that
-    crash = os.open(run_dir.crash(0, attempt), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    crash = owned.open_to_write(run_dir.crash(0, attempt), owned.APPEND)
     task = RankTask(
         local_rank=0,
         kind=MODULE,

@@ -15,6 +15,7 @@ from typing import Any
 from paceline import env
 from paceline.errors import UsageError
 from paceline.functions import pickles
+from paceline.rundir import owned
 from paceline.rundir.files import RunDir
 
 
@@ -23,9 +24,9 @@ def main() -> None:
     run_dir = RunDir(Path(env.read(env.RUN_DIR) or os.curdir))
     rank = int(env.read(env.RANK) or 0)
     # Of an earlier start, if the job was queued again: a reader takes what is there for the end.
-    run_dir.exception(rank).unlink(missing_ok=True)
+    owned.delete(run_dir.exception(rank))
     if not rank:
-        run_dir.result.unlink(missing_ok=True)
+        owned.delete(run_dir.result)
     function, arguments = _load(run_dir)
     value = _call(function, arguments, exception=run_dir.exception(rank))
     if not rank:

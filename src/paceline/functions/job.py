@@ -20,7 +20,7 @@ from paceline.functions.endings import JobEnd
 from paceline.launch.outcome import evidence
 from paceline.launch.outcome.rank_exit import Failure
 from paceline.rundir import files, ownership, sweeps
-from paceline.rundir.files import RUNS, RunDir
+from paceline.rundir.files import RUNS, RunDir, read_text
 from paceline.slurm import profile_files, record
 from paceline.slurm.sweep import sweep_folder
 from paceline.text.quoting import printable_lines
@@ -170,7 +170,7 @@ class Job:
             paths += [self._run_dir.job_output, self._run_dir.local_output]
         with _permitted():
             path = next((path for path in paths if path.exists()), None)
-            return path.read_text(encoding="utf-8", errors="replace") if path else ""
+            return read_text(path) if path else ""
 
     def cancel(self) -> None:
         """End the job for good, and return at once; a job that has ended stays as it is."""

@@ -32,7 +32,7 @@ from paceline.functions.by_machine import (
 from paceline.launch.outcome import evidence
 from paceline.machine import system
 from paceline.machine.cpus import usable_cpus
-from paceline.rundir import events
+from paceline.rundir import events, owned
 from paceline.rundir.files import IN_JOB, RunDir
 from paceline.slurm.jobs import requeue
 from paceline.slurm.record import JobRecord, Requeue
@@ -119,8 +119,8 @@ def _try_start(task: _Task, queue: LocalQueue) -> bool:
         _start(task, queue)
     except OSError as error:
         reason = f"the job cannot be started: {type(error).__name__}: {error}\n"
-        with contextlib.suppress(OSError), task.run_dir.local_output.open("a") as output:
-            output.write(reason)
+        with contextlib.suppress(OSError), owned.append(task.run_dir.local_output) as output:
+            output.write(reason.encode())
         sys.stderr.write(f"{task.run_dir.root}: {reason}")  # into queue.out
         task.become(ENDED, status=EXIT_FAILED)
         return False
@@ -134,7 +134,7 @@ def _start(task: _Task, queue: LocalQueue) -> None:
     environ = env.snapshot()
     if task.gpus:
         environ[env.CUDA_DEVICES] = task.gpus
-    with task.run_dir.local_output.open("ab") as output:
+    with owned.append(task.run_dir.local_output) as output:
         task.process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,

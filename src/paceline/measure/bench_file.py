@@ -22,7 +22,7 @@ from paceline.launch.monitor.stage_times import StepTime
 from paceline.launch.monitor.timed_steps import Durations
 from paceline.measure import intervals
 from paceline.measure.intervals import Blocks, Interval
-from paceline.rundir import files
+from paceline.rundir import files, owned
 from paceline.rundir.files import RunDir
 from paceline.text.secret_texts import hidden
 
@@ -154,7 +154,7 @@ def read(run_dir: RunDir) -> BenchFile:
 
 def write(bench: BenchFile, run_dir: RunDir) -> None:
     """Write a bench into its run folder; raise OSError if the folder cannot be written."""
-    files.write_whole(run_dir.bench, json.dumps(bench.to_json()) + "\n")
+    owned.write_whole(run_dir.bench, json.dumps(bench.to_json()) + "\n")
 
 
 WINDOW = 8

@@ -6,20 +6,23 @@ The ranks keep the copies (``launch.in_rank.kept_files``).
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline import env
 from paceline.launch.in_rank.kept_files import records
-from paceline.rundir import files
+from paceline.rundir import files, owned
 from paceline.text import terminal
 from paceline.text.wording import few
+
+_KEPT = re.compile(r"lock|records\.jsonl|file-\d+@?")
 
 
 @contextmanager
@@ -39,7 +42,8 @@ def keeping() -> Iterator[None]:
             terminal.say(f"files that the script changed cannot be put back from {folder}: {error}")
         else:
             _tell(folder)
-            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):
+                owned.delete_folder(folder, lambda name: _KEPT.fullmatch(name) is not None)
         env.take(env.KEPT_FILES)
 
 
@@ -52,7 +56,7 @@ def put_back() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             beside = path.with_name(f"{path.name}.paceline-kept")
             shutil.copy2(folder / record["copy"], beside, follow_symlinks=False)
-            beside.replace(path)
+            owned.rename(beside, path)
 
 
 def _tell(folder: Path) -> None:

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from paceline.errors import Finding, PacelineError, UsageError
 from paceline.machine import own_world
 from paceline.measure import network_points
+from paceline.rundir import owned
 from paceline.text import terminal
 from paceline.text.json_text import print_json
 from paceline.world import World
@@ -62,7 +63,7 @@ def _write(result: dict[str, Any], options: argparse.Namespace) -> None:
     from pathlib import Path
 
     if options.out:
-        Path(options.out).write_text(json.dumps(result))
+        owned.write_whole(Path(options.out), json.dumps(result))
     elif options.json:
         print_json(result)
     else:

@@ -7,7 +7,6 @@ the script, it is started once more, and computes with the types of the script.
 from __future__ import annotations
 
 import math
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,7 +66,6 @@ def _ask(
 ) -> tuple[Proof, tuple[str, ...]]:
     file = scratch / "proof.json"
     for name in ("float64", "own-types"):
-        shutil.rmtree(scratch / name, ignore_errors=True)
         status, output = trial.launch(_trial(options, file, scratch / name), tick)
         proof = proofs.read_at(file)
         is_retried = proof is not None and proof.state == UNDER_WAY and proof.is_double

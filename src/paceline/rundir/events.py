@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import EXIT_OK, EXIT_UNFINISHED, Finding
+from paceline.rundir import owned
 from paceline.rundir.files import open_file
 
 EVENT_VERSION = 1
@@ -91,8 +92,8 @@ def append(path: Path, *, node: int, kind: str, **fields: Any) -> None:
         "kind": kind,
         **fields,
     }
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(event) + "\n")
+    with owned.append(path) as file:
+        file.write(json.dumps(event).encode() + b"\n")
 
 
 def paths(folder: Path) -> list[Path]:

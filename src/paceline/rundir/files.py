@@ -1,4 +1,4 @@
-"""The run folder: the name of every file in it, and how to write a file whole.
+"""The run folder: the name of every file in it, and how to read what anybody may have written.
 
 ``launch.run.node`` writes the plan, ``launch.run.ranks`` the logs, ``train.checkpoint`` the
 checkpoints. Reports read everything that they show from here. Standard library only.
@@ -11,23 +11,32 @@ import errno
 import json
 import os
 import re
-import secrets
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from paceline.errors import SetupError
+from paceline.rundir import owned
 from paceline.text.quoting import word
 
 SECRET_MODE = 0o600  # of files that have, or may have, secrets: job scripts, arguments of functions
-_MODE = 0o666  # of others, without what the umask takes away
 _SECRET_BYTES = 4096
 SPEED_VERSION = 1  # of speed.json and of the lines of speed.jsonl
+_RUN_FILE = re.compile(
+    r"(\d+/)?"  # of an element of a sweep
+    r"(|(logs|ranks)/|slurm\.out@?|(local|queue)\.out|cancelled|lease\.next|job\.sh|speed\.jsonl"
+    r"|(plan(\.attempt-\d+)?|speed|timed_steps|trackers|training|lease|job|sweep|local|queue)\.json"
+    r"|events(\.node-\d+)?\.jsonl|(function|arguments|result)\.pkl|\.[\w.-]+[.-][0-9a-f]{16}"
+    r"|logs/((rank|launcher)-\d+|filtered_std(out|err)|nccl-ras)(\.attempt-\d+)?"
+    r"\.(out|nccl|log|txt)"
+    r"|ranks/rank-\d+(\.attempt-\d+)?"
+    r"\.((error|parameters|trial)\.json|(observed|values)\.jsonl|crash|stacks|exception\.pkl))"
+)
+MOST_BYTES = 1 << 26  # to read of a file that is long in a large run
 _LEAST_BYTES = 65536  # space for a plan, short logs and the last events
 # Not "runs": scripts use that name, as TensorBoard's writer does by default.
 RUNS = Path("paceline-runs")
@@ -257,6 +266,15 @@ class RunDir:
         require_space(self.root)
 
 
+def discard(root: Path) -> None:
+    """Delete the run folder of a job, or of a sweep, that is not needed after all.
+
+    A folder with any other file stays.
+    """
+    with contextlib.suppress(OSError):
+        owned.delete_folder(root, is_run_file)
+
+
 def require_space(folder: Path) -> None:
     """Create a folder, and check that a file with some content can be written there.
 
@@ -275,6 +293,14 @@ def display_path(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):
         return str(path)
+
+
+def is_run_file(name: str) -> bool:
+    """Return whether a path in a run folder is one above, but of no metrics and checkpoints.
+
+    That of a folder ends in a slash, that of a link in ``@``.
+    """
+    return _RUN_FILE.fullmatch(name) is not None
 
 
 def _attempt(attempt: int) -> str:
@@ -303,17 +329,22 @@ def run_folders() -> list[Path]:
     return [folder for folder in (RUNS, EARLIER_RUNS) if folder.is_dir()]
 
 
-def open_file(path: Path) -> IO[bytes]:
+def open_file(path: Path, *, dir_fd: int | None = None) -> BufferedReader:
     """Open a regular file for reading: a FIFO would wait for a writer, and a device may have no
     end.
 
-    Raises OSError if the file cannot be opened, or is not a regular file.
+    In an open folder, no link is followed. Raises OSError if the file cannot be opened, or is not a
+    regular file.
     """
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    follows = dir_fd is None
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follows else os.O_NOFOLLOW)
+    # The kind comes first: some devices act when they are opened.
+    if stat.S_ISREG(os.stat(path, dir_fd=dir_fd, follow_symlinks=follows).st_mode):
+        handle = os.open(path, flags, dir_fd=dir_fd)
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            return os.fdopen(handle, "rb")
         os.close(handle)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(handle, "rb")
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def not_permitted(
@@ -338,64 +369,48 @@ def read_json(path: Path, *, most_bytes: int = 1 << 20) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def read_bytes(path: Path, *, most_bytes: int) -> bytes:
+def read_bytes(path: Path, *, most_bytes: int, dir_fd: int | None = None) -> bytes:
     """Return the content of a file that anybody may have written.
 
     Raises OSError if the file cannot be read; ValueError if the file is longer than ``most_bytes``.
     """
-    with open_file(path) as file:
+    with open_file(path, dir_fd=dir_fd) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise ValueError(f"longer than {most_bytes} bytes")
     return content
 
 
-def write_whole(path: Path, text: str, *, mode: int = _MODE) -> None:
-    """Write a file atomically: a reader sees the old or the new content."""
-    with whole(path, mode=mode) as file:
-        file.write(text.encode("utf-8"))
-
-
-@contextlib.contextmanager
-def whole(path: Path, *, mode: int = _MODE) -> Iterator[IO[bytes]]:
-    """Open a file that takes its place only when it is complete (temporary name, fsync, rename).
-
-    Its mode is there from the start, also if there is an older file with another one. Raises
-    OSError if it cannot be written, for example on a full disk; what was written is gone.
+def read_text(path: Path) -> str:
+    """Return the start of a text that anybody may have written; raise OSError if it cannot be
+    read.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with open_file(path) as file:
+        return file.read(MOST_BYTES).decode("utf-8", errors="replace")
 
 
-def write_secret(path: Path, text: str) -> None:
+def write_secret(path: Path, text: str, *, dir_fd: int | None = None) -> None:
     """Write a new file that only this user can read.
 
     Raises OSError if the file exists, or cannot be written.
     """
-    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, SECRET_MODE)
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+    handle = os.open(path, flags, SECRET_MODE, dir_fd=dir_fd)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
 
 
-def read_secret(path: Path) -> str:
+def read_secret(path: Path, *, dir_fd: int | None = None) -> str:
     """Return the content of a file that only this user can read.
 
     Raises PermissionError if the file belongs to another user, or others may read or write it;
     OSError if the file cannot be read.
     """
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") if dir_fd is None else open_file(path, dir_fd=dir_fd) as file:
         attributes = os.fstat(file.fileno())
         is_ours = attributes.st_uid == os.getuid()
         if not is_ours or stat.S_IMODE(attributes.st_mode) & 0o077:
             raise PermissionError(errno.EPERM, "others may read or write it", str(path))
-        return file.read(_SECRET_BYTES)
+        return file.read(_SECRET_BYTES).decode("utf-8")

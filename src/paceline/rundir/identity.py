@@ -19,7 +19,8 @@ from typing import Any
 
 from paceline import env
 from paceline.errors import Finding
-from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, script_stem, write_whole
+from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, read_bytes, read_json, script_stem
+from paceline.rundir.owned import write_whole
 from paceline.text.secret_texts import HIDDEN, hidden
 
 VERSION = 1
@@ -287,7 +288,7 @@ def _distance(path: Path, owner: Training | None, mine: Training) -> tuple[int, 
 def read(run_dir: RunDir) -> Training | None:
     """Return the training run that a folder belongs to, None if that was not recorded."""
     try:
-        values: dict[str, Any] = json.loads(run_dir.training.read_text(encoding="utf-8"))
+        values: dict[str, Any] = read_json(run_dir.training)
         names = Training.__dataclass_fields__
         fields = {name: value for name, value in values.items() if name in names}
         training = Training(**{**fields, "arguments": tuple(fields["arguments"])})
@@ -303,5 +304,9 @@ def record(run_dir: RunDir, training: Training) -> None:
     """
     text = json.dumps({"version": VERSION, **asdict(training)}, indent=1) + "\n"
     with contextlib.suppress(OSError):
-        if not run_dir.training.exists() or run_dir.training.read_text(encoding="utf-8") != text:
+        try:
+            is_same = read_bytes(run_dir.training, most_bytes=len(text)).decode() == text
+        except (FileNotFoundError, ValueError):
+            is_same = False
+        if not is_same:
             write_whole(run_dir.training, text)

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from paceline import env
 from paceline.deadlines import LEASE_LIVING, scaled
-from paceline.rundir.files import RunDir
+from paceline.rundir import owned
+from paceline.rundir.files import RunDir, read_json
 
 _SIZE = 1024  # constant, so that incrementing the counter needs no space on a full disk
 _ENDED_STATES = "ZX"  # zombie, dead
@@ -91,15 +92,11 @@ def read(folder: Path) -> Owner | None:
     Raises OSError if the folder cannot be read.
     """
     try:
-        text = RunDir(folder).lease.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except UnicodeDecodeError:
-        return Owner("")
-    try:
-        values = json.loads(text)
+        values = read_json(RunDir(folder).lease)
         fields = {key: value for key, value in values.items() if key in Owner.__dataclass_fields__}
         return Owner(**fields)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (ValueError, TypeError, AttributeError):
         return Owner("")  # truncated by a full disk, or of another version
 
@@ -131,7 +128,7 @@ def remove(folder: Path, owner: Owner) -> None:
     """
     current = read(folder)
     if current is not None and current.token == owner.token:
-        RunDir(folder).lease.unlink()
+        owned.delete(RunDir(folder).lease)
 
 
 def replace_owner(folder: Path, previous: Owner, mine: Owner) -> bool:
@@ -153,7 +150,7 @@ def replace_owner(folder: Path, previous: Owner, mine: Owner) -> bool:
         write(folder, mine)
         return True
     finally:
-        lock.unlink(missing_ok=True)
+        owned.delete(lock)
 
 
 def _state(owner: Owner) -> tuple[str, int]:
@@ -166,13 +163,13 @@ def _remove_stale_lock(lock: Path) -> None:
         inode = lock.stat().st_ino
         time.sleep(scaled(LEASE_LIVING) / 2)
         if lock.stat().st_ino == inode:
-            lock.unlink()
+            owned.delete(lock)
 
 
 def _write(folder: Path, owner: Owner, *, flags: int) -> None:
     # In place and not with a rename, so that an NFS client that has the file open sees the change
     # when it reopens it.
-    handle = os.open(RunDir(folder).lease, os.O_WRONLY | flags, 0o666)
+    handle = owned.open_to_write(RunDir(folder).lease, flags)
     try:
         os.pwrite(handle, json.dumps(asdict(owner)).ljust(_SIZE - 1).encode() + b"\n", 0)
     finally:

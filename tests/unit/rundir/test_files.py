@@ -7,7 +7,8 @@ import pytest
 
 from paceline.launch.run.log_file import LogFile
 from paceline.rundir import files, lease_file
-from paceline.rundir.files import RunDir, new_run_id, write_whole
+from paceline.rundir.files import RunDir, new_run_id
+from paceline.rundir.owned import write_whole
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paceline import version
 from paceline.errors import Finding, SetupError, closest, option_invalid
+from paceline.rundir.owned import write_whole
 from paceline.text.quoting import printable
 from paceline.text.wording import few, shorten
 
@@ -187,7 +188,7 @@ def create(target: str, kind_name: str) -> list[str]:
         texts = files(kind, sources, name=name, requirements=_requirements(kind.packages))
         for path, text in texts.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(text, encoding="utf-8")
+            write_whole(folder / path, text)
     except OSError as error:
         raise SetupError(_not_written(error, folder)) from None
     return list(texts)

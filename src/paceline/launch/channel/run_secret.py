@@ -22,6 +22,7 @@ from paceline.errors import Finding, Notice, RunError, SetupError
 from paceline.launch.channel.reachability import public_form
 from paceline.launch.plan.options import Options
 from paceline.machine.signing import Message, Signing, sign, verify
+from paceline.rundir import owned
 from paceline.rundir.files import read_secret, write_secret
 
 GIVEN, SHARED = "given", "shared"
@@ -73,7 +74,8 @@ class SharedFile:
         try:
             self._new_folders = [folder for folder in self._path.parents if not folder.exists()]
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_secret(self._path, text)
+            with owned.folder(self._path.parent) as folder:
+                write_secret(Path(self._path.name), text, dir_fd=folder)
         except OSError:
             return b""
         atexit.register(self.remove)
@@ -81,17 +83,21 @@ class SharedFile:
 
     def read(self) -> bytes:
         """Return the head's secret; empty without a file that only this user can read."""
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            return read_secret(self._path).encode()
+        with (
+            contextlib.suppress(OSError, UnicodeDecodeError),
+            owned.folder(self._path.parent) as folder,
+        ):
+            return read_secret(Path(self._path.name), dir_fd=folder).encode()
         return b""
 
     def remove(self) -> None:
         """Remove the file: no node joins from now on."""
         atexit.unregister(self.remove)
         with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
-            for folder in self._new_folders:  # fails for a folder with other files
-                folder.rmdir()
+            with owned.folder(self._path.parent) as folder:
+                owned.delete(Path(self._path.name), dir_fd=folder)
+            for new in self._new_folders:  # fails for a folder with other files
+                owned.delete_empty(new)
 
 
 def of_head(

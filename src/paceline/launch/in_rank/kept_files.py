@@ -25,6 +25,7 @@ from typing import Any
 
 from paceline import env
 from paceline.launch.in_rank.import_hook import when_imported
+from paceline.rundir import owned
 from paceline.text.wording import size
 
 RECORDS = "records.jsonl"
@@ -116,7 +117,7 @@ class FileKeeper:
     def _only_one(self) -> Iterator[None]:
         """Hold the lock of all ranks: none may write to a file while another copies it."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / "lock").open("a") as lock:
+        with owned.append(self._folder / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -136,8 +137,8 @@ class FileKeeper:
                     f" can be kept in {self._folder}: {error.strerror}; run it in a copy of this"
                     " folder",
                 ) from None
-        with (self._folder / RECORDS).open("a") as file:
-            file.write(json.dumps({"path": name, "copy": copy}) + "\n")
+        with owned.append(self._folder / RECORDS) as file:
+            file.write(json.dumps({"path": name, "copy": copy}).encode() + b"\n")
 
 
 def records(folder: Path) -> list[dict[str, str]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.machine import system
+from paceline.rundir import owned
 
 # Kinds of entries in a rank's report.
 FAILURE, THREAD, VARIABLE, MEETING = "failure", "thread", "variable", "meeting"
@@ -62,7 +63,7 @@ class RankFiles:
             content = _content(handle)
             if content:
                 with contextlib.suppress(OSError):
-                    path.write_bytes(content)
+                    owned.write_whole(path, content)
 
     def close(self) -> None:
         """Close the launcher's descriptors."""

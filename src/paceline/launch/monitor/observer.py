@@ -7,7 +7,6 @@ waits for another.
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from paceline.launch.monitor.attempt import WatchedRanks
 from paceline.launch.monitor.observations import Pace
 from paceline.machine import agreement
 from paceline.machine.fingerprints import TOTAL_LIMIT, Value
-from paceline.rundir.files import RunDir
+from paceline.rundir.files import MOST_BYTES, RunDir, read_json
 
 WINDOW_S = 10.0  # in which the paces of nodes are compared
 _LEAST_STEPS = 20  # in a window
@@ -319,7 +318,7 @@ def _mean_per_step(
 def read_parameters(run_dir: RunDir, rank: int, attempt: int, *, step: int) -> tuple[Value, ...]:
     """Return a rank's fingerprints after a step; empty if they are no longer kept."""
     try:
-        content = json.loads(run_dir.parameters(rank, attempt).read_text(encoding="utf-8"))
+        content = read_json(run_dir.parameters(rank, attempt), most_bytes=MOST_BYTES)
         return tuple(Value(*value) for value in content[str(step)])
     except (OSError, ValueError, KeyError, TypeError):
         return ()

@@ -30,7 +30,7 @@ from paceline.launch.monitor.attempt import WatchedRanks
 from paceline.launch.monitor.memory_growth import MemoryHistory
 from paceline.launch.monitor.timed_steps import Durations, TimedSteps
 from paceline.machine import gpus, processes
-from paceline.rundir import files
+from paceline.rundir import files, owned
 from paceline.rundir.files import RunDir
 
 _EVERY_S = 5.0
@@ -251,13 +251,13 @@ class SpeedLog:
 
     def _write(self, speed: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            files.write_whole(self._run_dir.speed, json.dumps(speed) + "\n")
+            owned.write_whole(self._run_dir.speed, json.dumps(speed) + "\n")
         self._lines += 1
         if self._lines % (1 << (self._lines // _LINES).bit_length()):
             return
         line = {key: value for key, value in speed.items() if key not in ("ranks", "gpus")}
-        with contextlib.suppress(OSError), self._run_dir.speed_log.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        with contextlib.suppress(OSError), owned.append(self._run_dir.speed_log) as file:
+            file.write(json.dumps(line).encode() + b"\n")
 
 
 @contextlib.contextmanager

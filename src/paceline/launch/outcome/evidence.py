@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -23,7 +22,7 @@ from paceline.launch.outcome.rank_exit import Failure
 from paceline.launch.outcome.resume import Checkpoint
 from paceline.machine.user_code import is_users
 from paceline.rundir.committed import last_committed
-from paceline.rundir.files import RunDir, display_path, open_file
+from paceline.rundir.files import MOST_BYTES, RunDir, display_path, open_file, read_json, read_text
 
 _OTHER_THREAD = "a thread of a library crashed, while the main thread was in:"
 # How torch begins the lines of a C++ stack.
@@ -33,7 +32,7 @@ _NATIVE_FRAMES = ("frame #", "<omitting python frames>")
 def read_failure(path: Path) -> Failure | None:
     """Return the exception that a rank's worker entry recorded; None if there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path, most_bytes=MOST_BYTES)
     except (OSError, ValueError):
         return None
     if not isinstance(content, dict):
@@ -124,7 +123,7 @@ def read_stack(path: Path) -> tuple[str, ...]:
     line that says so comes before the frames of the main thread, from the user's on.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(path)
     except OSError:
         return ()
     threads = re.findall(r"^(?:Current t|T)hread .*(?:\n  .*)+", text, re.M)
@@ -160,7 +159,7 @@ def read_nccl_logs(run_dir: RunDir, *, since: int) -> list[str]:
         for path in _entries(run_dir.root / "logs")
         if re.sub(r"^rank-\d+", "", path.name) in names.values()
     ]
-    return [path.read_text(errors="replace") for path in logs]
+    return [read_text(path) for path in logs]
 
 
 def half_saved(folder: Path, *, since_ns: int) -> str:

@@ -26,6 +26,7 @@ from paceline.launch.preflight import bandwidth, consistency, facts, interfaces
 from paceline.launch.preflight.facts import NodeFacts
 from paceline.machine.interfaces import Interface
 from paceline.machine.signed_store import SignedStore
+from paceline.rundir import owned
 from paceline.rundir.files import display_path
 from paceline.text.plain_data import read_as
 
@@ -70,7 +71,7 @@ class Comparison:
         if self._node == 0:
             if first:
                 with contextlib.suppress(OSError):
-                    self._mark.touch()
+                    owned.append(self._mark).close()
             self._store.set(_key("held"), "1" if first else "0")
             return first
         return self._wait("held", _HEAD_S) and self._store.get(_key("held")) == b"1"
@@ -184,7 +185,8 @@ class Comparison:
     def _judge(self) -> None:
         nodes = [read_as(NodeFacts, values) for _, values in sorted(self.collect("facts").items())]
         tried = self.collect("tried")
-        self._mark.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            owned.delete(self._mark)
         reached = gather_reached(tried)
         errors, warnings = judge(
             nodes, tried, reached, script=self._script, folder=str(self._folder)

@@ -35,7 +35,7 @@ from paceline.launch.probe.loader_commands import (
 from paceline.launch.probe.loader_maker import Maker, Makers
 from paceline.launch.probe.orders import parts_of, size_of
 from paceline.machine import accelerator
-from paceline.rundir.files import write_whole
+from paceline.rundir import owned
 from paceline.text.plain_data import read_as
 
 _MOST_REQUESTS = 4096  # that are kept, for samplers that yield an epoch only once
@@ -159,9 +159,7 @@ class LoaderTrials:
         self._source: Iterator[Any] | None = None
         self._first_batch: Any = None
         self._written_setting: LoaderSetting | None = None
-        self._records = os.open(
-            files.deliveries(local_rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
-        )
+        self._records = owned.open_to_write(files.deliveries(local_rank), owned.APPEND)
 
     def next_batch(self, loop: ServedLoop) -> Any:
         """Return the next batch of a loop."""
@@ -193,7 +191,7 @@ class LoaderTrials:
         self._loader, self._first_batch, self._last = loader, batch, None
         facts = facts_of(loader, batch)
         self._written_setting = facts.setting
-        write_whole(self._files.facts(self._local_rank), json.dumps(asdict(facts)))
+        owned.write_whole(self._files.facts(self._local_rank), json.dumps(asdict(facts)))
 
     def _look(self) -> None:
         """Follow a new command, if there is one."""
@@ -251,8 +249,8 @@ class LoaderTrials:
         if len(lines) > 1:  # torch puts the traceback of a worker into the message
             message = lines[-1]
         entry = {"number": self._command.number, "message": message}
-        with self._files.failures(self._local_rank).open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+        with owned.append(self._files.failures(self._local_rank)) as file:
+            file.write(json.dumps(entry).encode() + b"\n")
         self._release()
         self._command = LoaderCommand(self._command.number, WRITTEN)
 

@@ -40,7 +40,7 @@ def install(
     slot: memoryview[int],  # ``counters.SLOT_LENGTH`` signed 64-bit integers
     *,
     every: int = 0,  # steps between two checks of replicas, beside those after 1, 2, 4, 8, ...
-    parameters_file: Path = Path(os.devnull),  # for the fingerprints of each parameter
+    parameters_file: Path | None = None,  # for the fingerprints of each parameter
 ) -> Callable[[], None]:
     """Start counting into ``slot``; return a function that stops it."""
     from torch import autograd

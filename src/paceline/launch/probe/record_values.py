@@ -28,6 +28,7 @@ from paceline.launch.probe.script_copies import copies_of
 from paceline.launch.probe.value_sums import SumTable, dtype_precision, local, tensors_in
 from paceline.machine.compiled import left_alone, not_traced
 from paceline.machine.parameters import held_by, modules, names_of, without_wrappers
+from paceline.rundir.files import read_bytes
 
 MOST_PERIODS = 8  # of forwards, each with the optimizer steps that follow it
 _NOISE = 1e-3  # of the usual gradient; below, rounding is a part that an optimizer makes large
@@ -79,7 +80,7 @@ def _gradient_sums(held: _Held) -> SumTable:
 def _floors_in(path: Path) -> dict[str, float]:
     """Return the limits below which gradients are noise, by period and optimizer."""
     with contextlib.suppress(OSError, ValueError):
-        records = map(json.loads, path.read_text().splitlines())
+        records = map(json.loads, read_bytes(path, most_bytes=1 << 26).splitlines())
         return {one["key"]: one["floor"] for one in records if one["kind"] == "floor"}
     return {}
 

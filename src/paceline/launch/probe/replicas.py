@@ -20,7 +20,7 @@ from typing import Any
 from paceline import counters
 from paceline.machine.compiled import left_alone, not_compiled
 from paceline.machine.fingerprints import Value, fingerprints, total
-from paceline.rundir.files import write_whole
+from paceline.rundir.owned import write_whole
 
 # Modules of hooks after which gradients are equal on all ranks.
 _AVERAGING_HOOKS = ("torch.distributed.algorithms.ddp_comm_hooks.default_hooks", "paceline.")
@@ -37,7 +37,7 @@ class ReplicaCheck:
         slot: memoryview[int],
         *,
         every: int,  # steps between two further checks; 0 for none
-        file: Path,  # for the fingerprints of each parameter
+        file: Path | None,  # for the fingerprints of each parameter
         optimizers: Callable[[], Iterable[Any]],  # those of the script
     ) -> None:
         self._slot, self._every, self._file = slot, every, file
@@ -93,6 +93,8 @@ class ReplicaCheck:
         is_rare = not self._every
         for place in counters.write_check(self._slot, check, step=step, at_powers=is_rare):
             self._lists[place] = (step, values)
+        if self._file is None:
+            return
         with contextlib.suppress(OSError):  # a full disk must not end a run
             write_whole(self._file, json.dumps(dict(self._lists.values())))
 

@@ -26,6 +26,7 @@ from paceline.errors import option_invalid
 from paceline.launch.probe import ddp_settings
 from paceline.launch.probe.stage_clock import StageClock
 from paceline.machine import accelerator, system
+from paceline.rundir import owned
 from paceline.rundir.files import RunDir
 
 FEWEST = 4  # steps of a trial: the first two are not timed
@@ -94,7 +95,7 @@ def _write_facts(slot: memoryview[int], stages: StageClock) -> None:
         "applied": ddp_settings.applied(),
         **_describe_gradients(),
     }
-    RunDir(Path(folder)).trial(int(rank)).write_text(json.dumps(facts), encoding="utf-8")
+    owned.write_whole(RunDir(Path(folder)).trial(int(rank)), json.dumps(facts))
 
 
 def _describe_gradients() -> dict[str, Any]:

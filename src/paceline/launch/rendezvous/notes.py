@@ -17,6 +17,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.rundir import owned
+from paceline.rundir.files import read_bytes
+
 # A waiting node renews its note. An older note was left by a launcher that was killed.
 _RENEW_S = 5.0
 _STALE_S = 20.0
@@ -24,6 +27,8 @@ _OURS_TO_REMOVE_S = 120.0
 # A node writes its first note a few seconds after its start. A node that gave up before that
 # belonged to an earlier try.
 _FIRST_NOTE_S = 5.0
+_NAME = re.compile(r"[\w.-]+-\d+\.json")
+_MOST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Notes:
         self._written = 0.0
         self._first_mtime = 0.0  # of this node's first note, by the file server's clock
         name = re.sub(r"[^\w.-]+", "-", f"{mine.script}-{mine.host}-{mine.pid}")
-        self._path = folder / f"{name}.json"
+        self._name = f"{name}.json"
         atexit.register(self.remove)  # a signal may end the launcher while its node still waits
 
     def leave(self, **changes: Any) -> None:
@@ -75,32 +80,32 @@ class Notes:
         if changed == self.mine and self._written and now - self._written < _RENEW_S:
             return
         self.mine, self._written = changed, now
+        text = json.dumps({**asdict(changed), "time_s": time.time()})
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            partial = self._path.with_suffix(".part")
-            partial.write_text(
-                json.dumps({**asdict(changed), "time_s": time.time()}), encoding="utf-8"
-            )
-            os.replace(partial, self._path)
-            self._first_mtime = self._first_mtime or self._path.stat().st_mtime
+            with owned.folder(self.folder) as folder:
+                owned.write_whole(Path(self._name), text, dir_fd=folder)
+                self._first_mtime = self._first_mtime or _written(self._name, folder)
 
     def read(self) -> list[Note]:
-        """Return the recent notes of other nodes of this run, and remove stale ones."""
+        """Return the recent notes of other nodes of this run, and remove stale ones.
+
+        What is not a note stays, and so does all in a folder that is a link, or another user's.
+        """
         self.leave()
         notes = []
-        with contextlib.suppress(OSError):
-            now = self._path.stat().st_mtime  # by the file server's clock, like the rest
-            for path in sorted(self.folder.glob("*.json")):
-                written = path.stat().st_mtime
+        with contextlib.suppress(OSError), owned.folder(self.folder) as folder:
+            now = _written(self._name, folder)  # by the file server's clock, like the rest
+            for name in sorted(os.listdir(folder)):
+                found = _read(name, folder) if name != self._name else None
+                if found is None:
+                    continue
+                note, written = found
                 if now - written > _OURS_TO_REMOVE_S:
-                    path.unlink()
-                elif now - written < _STALE_S and path != self._path:
-                    notes.append((_parse(path), written))
-        return [
-            note
-            for note, written in notes
-            if note is not None and self._is_of_this_try(note, written)
-        ]
+                    owned.delete(Path(name), dir_fd=folder)
+                elif now - written < _STALE_S and self._is_of_this_try(note, written):
+                    notes.append(note)
+        return notes
 
     def _is_of_this_try(self, note: Note, written: float) -> bool:
         """Return whether a node wrote a note while it waited for this try of this run."""
@@ -124,13 +129,24 @@ class Notes:
         if self.mine.ended:
             return
         with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
-            self.folder.rmdir()
+            with owned.folder(self.folder) as folder:
+                owned.delete(Path(self._name), dir_fd=folder)
+            owned.delete_empty(self.folder)
 
 
-def _parse(path: Path) -> Note | None:
+def _written(name: str, folder: int) -> float:
+    """Return when a file of an open folder was written, in seconds since the epoch."""
+    return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
+
+
+def _read(name: str, folder: int) -> tuple[Note, float] | None:
+    """Return a note and when it was written; None for what is not a note of this user's."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return Note(**{**values, "addresses": tuple(values["addresses"])})
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if not _NAME.fullmatch(name) or not owned.is_ours(status, folder):
+            return None
+        values = json.loads(read_bytes(Path(name), most_bytes=_MOST_BYTES, dir_fd=folder))
+        note = Note(**{**values, "addresses": tuple(values["addresses"])})
+        return note, status.st_mtime
     except (OSError, ValueError, TypeError, KeyError):
         return None  # removed meanwhile, or written by another version

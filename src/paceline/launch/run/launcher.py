@@ -38,7 +38,7 @@ from paceline.launch.run.peers import Peers
 from paceline.launch.run.signals import NOTICES, Caught, Signals
 from paceline.launch.run.stop_request import StopRequest, StopSlot
 from paceline.machine import processes
-from paceline.rundir import proofs
+from paceline.rundir import owned, proofs
 from paceline.rundir.files import display_path
 from paceline.text.json_text import print_json
 
@@ -401,7 +401,7 @@ class Launcher:
         if text:
             log = folder.run_dir.launcher_log(self._peers.node, folder.first_attempt)
             with contextlib.suppress(OSError):
-                log.write_bytes(text)
+                owned.write_whole(log, text)
         self._event("outcome", **final_report.for_others().to_json())
 
     def _print(self, final_report: Report) -> None:

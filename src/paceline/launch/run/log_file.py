@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.rundir import owned
+
 # The final report quotes only the end of a log.
 _TAIL_BYTES = 16384
 # A deleted file can still be written to. How often to check whether it has a name.
@@ -52,9 +54,7 @@ class LogFile:
         self._is_deleted = False
         try:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-            self.handle = os.open(
-                self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666
-            )
+            self.handle = owned.open_to_write(Path(self.path), owned.APPEND)
         except OSError as error:
             self._lose(0, str(error.strerror))
 

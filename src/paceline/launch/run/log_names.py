@@ -13,6 +13,7 @@ from paceline import env
 from paceline.errors import SetupError, option_invalid
 from paceline.launch.plan import folder_errors
 from paceline.launch.plan.options import Options
+from paceline.rundir import owned
 from paceline.rundir.files import RunDir, require_space
 
 
@@ -38,7 +39,7 @@ class RunFolderLogs(LogsSpecs):
         for local, path in errors.items():
             envs[local][env.ERROR_FILE] = path
             with contextlib.suppress(OSError):
-                Path(path).unlink()
+                owned.delete(Path(path))
         return LogsDest(stdouts=logs, stderrs=dict(logs), error_files=errors)
 
 

@@ -32,6 +32,7 @@ from paceline.launch.run import notices
 from paceline.launch.run.console import DEFAULT_PREFIX, fill_prefix, plan_streams
 from paceline.launch.run.context import LaunchContext
 from paceline.machine import system
+from paceline.rundir import owned
 from paceline.rundir.files import RunDir
 from paceline.text.wording import shorten
 
@@ -361,7 +362,8 @@ class RankGroup(PContext):
             files.keep(crash=folder.crash(rank, number), stacks=folder.stacks(rank, number))
             failures = self._reported(local, rank_files.FAILURE)
             texts = [failure["traceback"] for failure in failures if failure["unprinted"]]
-            with contextlib.suppress(OSError), open(self.attempt.log_paths[local], "ab") as log:
+            path = Path(self.attempt.log_paths[local])
+            with contextlib.suppress(OSError), owned.append(path) as log:
                 log.write("".join(texts).encode("utf-8", "backslashreplace"))
 
     def unprinted(

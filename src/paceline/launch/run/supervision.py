@@ -22,7 +22,7 @@ from paceline.launch.plan.early_variables import LateVariables
 from paceline.launch.probe import trial_end
 from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.ranks import RankGroup
-from paceline.rundir import files
+from paceline.rundir import owned
 from paceline.rundir.files import RunDir
 
 # How long ranks may continue at least after another one has ended to be resumed.
@@ -86,7 +86,7 @@ class Supervision:
         """Write all timed steps of this node into the run folder."""
         text = json.dumps(timed_steps.to_json(steps))
         with contextlib.suppress(OSError):
-            files.write_whole(self._run_dir.timed_steps, text)
+            owned.write_whole(self._run_dir.timed_steps, text)
 
     def begin(self) -> None:
         """Start the ranks and everything that watches them."""
@@ -209,7 +209,7 @@ class Supervision:
         report = ras.ask(env.read(env.NCCL_RAS_ADDR) or ras.DEFAULT)
         if report:
             with contextlib.suppress(OSError):
-                self._run_dir.nccl_ras.write_text(report)
+                owned.write_whole(self._run_dir.nccl_ras, report)
         return ras.notable(report)
 
     def _patience_s(self) -> float:

@@ -10,7 +10,6 @@ the median absolute deviation, which single slow steps do not pull along.
 
 from __future__ import annotations
 
-import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from paceline.measure.bench_file import BenchFile, Round, WorldBench
 from paceline.measure.trial import Say, Trial, TrialResult
 from paceline.rundir import files
 from paceline.rundir.files import RunDir
+from paceline.train import checkpoint
 
 WINDOW = 5  # the median of so many steps is compared, so that one slow step says nothing
 _SIGMAS = 3.0
@@ -106,7 +106,7 @@ def make(request: BenchRequest, measured: MeasuredRounds, size: int, run_dir: Pa
 def run(one: Trial, tick: Callable[[], None]) -> TrialResult:
     """Run a trial, and delete what a script that uses paceline's Session has saved in it."""
     result = trial.run(one, tick)
-    shutil.rmtree(RunDir(one.run_dir).checkpoints, ignore_errors=True)
+    checkpoint.remove_all(RunDir(one.run_dir).checkpoints)
     return result
 
 

@@ -15,7 +15,7 @@ from paceline.measure import bench_file, network_points
 from paceline.measure.forecast import prediction
 from paceline.measure.forecast.bench_data import unreadable
 from paceline.measure.forecast.prediction import Forecast, Point
-from paceline.rundir import files
+from paceline.rundir import files, owned
 from paceline.rundir.files import RunDir
 from paceline.text import quoting
 from paceline.text.json_text import json_text
@@ -92,7 +92,7 @@ def write(run_dir: RunDir, forecast: dict[str, Any]) -> None:
     Someone else's folder may not be writable, and the forecast is printed anyway.
     """
     with contextlib.suppress(OSError):
-        files.write_whole(run_dir.forecast, json.dumps(forecast) + "\n")
+        owned.write_whole(run_dir.forecast, json.dumps(forecast) + "\n")
 
 
 def network(file: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from paceline.measure.report.facts import ReportedRun
 from paceline.measure.report.plots import Plot, key
 from paceline.measure.report.regression import RunComparison
 from paceline.measure.report.sections import Section, sections
-from paceline.rundir import files
+from paceline.rundir import files, owned
 from paceline.text import terminal
 from paceline.text.json_text import print_json
 from paceline.text.quoting import printable
@@ -129,7 +129,7 @@ def write(path: Path, html: str) -> None:
     Raises SetupError if the folder does not exist or cannot be written.
     """
     try:
-        files.write_whole(path, html)
+        owned.write_whole(path, html)
     except OSError as error:
         raise SetupError.of(
             "folder-not-writable",

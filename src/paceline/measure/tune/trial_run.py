@@ -36,7 +36,7 @@ from paceline.launch.probe.loader_commands import (
 from paceline.machine import processes
 from paceline.machine.cpus import usable_cpus
 from paceline.measure import trial
-from paceline.rundir import events, files
+from paceline.rundir import events, files, owned
 from paceline.rundir.files import RunDir
 from paceline.text.plain_data import read_as
 
@@ -165,7 +165,7 @@ class TrialRun:
 
     def __enter__(self) -> TrialRun:
         own = ["--no-slurm", "--run-dir", str(self._run_dir.root)]
-        with (self._folder / "output").open("wb") as output:
+        with owned.append(self._folder / "output") as output:
             self._child = trial.start(
                 ["run", *own, *self._start.options, *self._start.words],
                 environ={**env.snapshot(), env.NO_PROBE: "0", env.TUNE: str(self._folder)},
@@ -253,7 +253,7 @@ class TrialRun:
         """Write a command; return its number."""
         self._number += 1
         command = LoaderCommand(self._number, source, setting)
-        files.write_whole(self._files.command, json.dumps(asdict(command)))
+        owned.write_whole(self._files.command, json.dumps(asdict(command)))
         return self._number
 
     def _new_deliveries(self, rank: int, number: int) -> list[Delivery]:

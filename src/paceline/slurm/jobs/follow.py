@@ -19,7 +19,7 @@ from paceline.errors import EXIT_FAILED, EXIT_OK
 from paceline.launch.outcome import evidence
 from paceline.rundir import events, sweeps
 from paceline.rundir.events import Outcome
-from paceline.rundir.files import RUNS, RunDir
+from paceline.rundir.files import RUNS, RunDir, open_file
 from paceline.slurm import job_states, profile_files, record
 from paceline.slurm.job_states import COMPLETED, COMPLETING, RUNNING, JobState
 from paceline.slurm.jobs import explanations
@@ -339,7 +339,7 @@ class JobOutput:
         """Copy new output to stdout, and return whether there was any."""
         if self._file is None:
             try:
-                self._file = self._path.open("rb")
+                self._file = open_file(self._path)
             except OSError:
                 return False
         has_new = False
@@ -369,7 +369,7 @@ class JobOutput:
             chunk = self._file.read(_CHUNK)
             if not chunk and not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
                 self._file.close()  # the path now names the output of a later job
-                self._file = self._path.open("rb")
+                self._file = open_file(self._path)
                 chunk = self._file.read(_CHUNK)
             return chunk
         except OSError:  # the file server may be unavailable for a moment

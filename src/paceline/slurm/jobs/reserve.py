@@ -16,7 +16,8 @@ from pathlib import Path
 from paceline import env
 from paceline.errors import UsageError
 from paceline.rundir import identity, lease, lease_file, sweeps
-from paceline.rundir.files import SECRET_MODE, RunDir, whole
+from paceline.rundir.files import SECRET_MODE, RunDir
+from paceline.rundir.owned import delete, whole
 from paceline.rundir.sweeps import SweepRecord
 from paceline.slurm import job_states, record
 from paceline.slurm.record import JobRecord
@@ -86,8 +87,7 @@ def _store_script(run_dir: RunDir, script: Path) -> None:
     is_taken = run_dir.job_output.exists() and not run_dir.job_output.is_symlink()
     if is_taken or not output.is_file():
         return
-    with contextlib.suppress(FileNotFoundError):
-        run_dir.job_output.unlink()
+    delete(run_dir.job_output)
     run_dir.job_output.symlink_to(output)
 
 

@@ -26,7 +26,8 @@ from paceline.errors import (
 from paceline.launch.plan import script
 from paceline.machine import own_process
 from paceline.machine import slurm_commands as commands
-from paceline.rundir.files import RUNS, SECRET_MODE, RunDir, new_run_id, write_whole
+from paceline.rundir.files import RUNS, SECRET_MODE, RunDir, discard, new_run_id, read_bytes
+from paceline.rundir.owned import write_whole
 from paceline.slurm import (
     batch,
     job_states,
@@ -305,14 +306,14 @@ def _submit(requested: SubmitRequest, place: JobPlace, text: str, fill: Fill | N
     _require_ended(previous, place)
     new = not run.root.exists()
     try:
-        old = run.job_script.read_bytes() if run.job_script.exists() else None
+        old = read_bytes(run.job_script, most_bytes=1 << 24) if run.job_script.exists() else None
         run.create(new=new and not requested.run_dir)
         write_whole(run.job_script, text, mode=SECRET_MODE)
         if fill is not None:
             fill(run.root)
     except OSError as error:
         if new:
-            shutil.rmtree(run.root, ignore_errors=True)
+            discard(run.root)
         raise SetupError.of(
             "folder-not-writable",
             f"the run folder {run.root} cannot be written: {error.strerror}",
@@ -343,11 +344,11 @@ def _submission_failure(
             fix="squeue --me   (before it is submitted again)",
         )
     if new:
-        shutil.rmtree(run.root, ignore_errors=True)
+        discard(run.root)
     elif old is not None:
         # the script of the previous job, with which that job can be submitted again
         with contextlib.suppress(OSError):
-            run.job_script.write_bytes(old)
+            write_whole(run.job_script, old, mode=SECRET_MODE)
     return finding
 
 

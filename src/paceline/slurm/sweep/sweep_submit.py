@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,8 @@ from paceline.errors import (
 from paceline.launch.plan.option import long_form
 from paceline.launch.plan.submit_options import DIRECT
 from paceline.rundir import ownership, sweeps
-from paceline.rundir.files import SECRET_MODE, RunDir, write_whole
+from paceline.rundir.files import SECRET_MODE, RunDir, discard
+from paceline.rundir.owned import write_whole
 from paceline.rundir.sweeps import SweepRecord
 from paceline.slurm import option_rules, profile_files, request, sbatch
 from paceline.slurm.batch import JobPlace
@@ -112,12 +112,12 @@ def submit(
         if fill is not None:
             fill(folder)
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        discard(folder)
         raise SetupError(not_writable(folder, error)) from None
     answer = sbatch.submit(place.script, environ=environ)
     if not answer.job_id:
         if not sbatch.unsure(answer.reply):
-            shutil.rmtree(folder, ignore_errors=True)
+            discard(folder)
         raise SetupError(sbatch.refusal(answer.reply, known_options=sbatch.sbatch_options))
     answer.show_warnings()
     job = answer.record(requested)

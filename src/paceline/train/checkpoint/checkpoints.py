@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from paceline.rundir import manifest
+from paceline.rundir import manifest, owned
 from paceline.rundir.committed import list_committed, list_paths
 from paceline.rundir.manifest import Manifest, Saved
 from paceline.train.checkpoint import division, findings, folder
@@ -262,7 +262,7 @@ class Checkpoints:
             )
         finally:
             if self._exchange.is_main:
-                (self._folder / probe).unlink(missing_ok=True)
+                owned.delete(self._folder / probe)
         if blind := [where for is_visible, where in answers if not is_visible]:
             raise findings.not_shared(self._folder, blind=blind)
 
@@ -271,7 +271,7 @@ class Checkpoints:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             folder.remove_stale(self._folder)
-            (self._folder / name).touch()
+            owned.append(self._folder / name).close()
         except OSError as error:
             raise folder.not_written(self._folder, error, where=self._exchange.where) from error
         return name

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import PacelineError, RunError
-from paceline.rundir import manifest
+from paceline.rundir import manifest, owned
 from paceline.rundir.committed import (
     damaged,
     last_committed,
@@ -25,7 +25,7 @@ from paceline.rundir.committed import (
     list_paths,
     read_manifest,
 )
-from paceline.rundir.files import MANIFEST, RUNS, RunDir, run_folders, write_whole
+from paceline.rundir.files import MANIFEST, RUNS, RunDir, open_file, run_folders
 from paceline.rundir.manifest import Committed, FileInfo, Manifest
 from paceline.train.checkpoint import findings
 
@@ -110,7 +110,7 @@ def file_sizes(path: Path, names: Iterable[str]) -> dict[str, int | None]:
 def checksum(path: Path) -> FileInfo:
     """Return the size and checksum of a file, by reading all of it."""
     crc, size, buffer = 0, 0, memoryview(bytearray(_CHUNK_BYTES))
-    with path.open("rb", buffering=0) as file:
+    with open_file(path) as file:
         while count := file.readinto(buffer):
             crc = zlib.crc32(buffer[:count], crc)
             size += count
@@ -142,12 +142,12 @@ def _next_serial(folder: Path) -> int:
 
 def commit(path: Path, description: Manifest) -> Path:
     """Commit the checkpoint written to ``path``, atomically and durably; return its new folder."""
-    write_whole(path / MANIFEST, manifest.dump(description))
+    owned.write_whole(path / MANIFEST, manifest.dump(description))
     sync_folder(path)
     # Computed again, because a run that was believed dead may have committed one in the meantime.
     serial = _next_serial(path.parent)
     committed = path.parent / manifest.committed_name(serial, description.step)
-    path.rename(committed)
+    owned.rename(path, committed)
     sync_folder(path.parent)
     return committed
 
@@ -155,19 +155,45 @@ def commit(path: Path, description: Manifest) -> Path:
 def remove(path: Path) -> None:
     """Delete a checkpoint, committed or not; the next cleanup deletes what is left.
 
-    It is renamed first, so that a kill in between leaves no checkpoint that only looks intact.
+    It is renamed first, so that a kill in between leaves no checkpoint that only looks intact. One
+    with a file that is not ours stays as it is.
     """
-    trash = path.parent / manifest.trash_name(path.name.lstrip("."), token=secrets.token_hex(4))
+    trash = manifest.trash_name(path.name.lstrip("."), token=secrets.token_hex(4))
     with contextlib.suppress(OSError):
-        path.rename(trash)
-        shutil.rmtree(trash, ignore_errors=True)
+        owned.delete_folder(path, _names(path), trash=trash)
+
+
+def remove_all(folder: Path) -> None:
+    """Delete all checkpoints in the folder of a trial, and the folder if nothing else is in it."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if manifest.parse_committed(path.name) or _is_left_over(path.name):
+                remove(path)
+        owned.delete_empty(folder)
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes that ``remove`` frees; raise OSError if it would delete nothing."""
+    return owned.size_of(path, _names(path))
+
+
+def _names(path: Path) -> owned.HasOurName:
+    """Return what says whether a file in a checkpoint has a name of ours."""
+    written: Iterable[str] = ()
+    with contextlib.suppress(RunError):
+        written = read_manifest(path).files
+    return lambda name: manifest.is_file(name) or name in written
+
+
+def _is_left_over(name: str) -> bool:
+    return manifest.is_temporary(name) or manifest.is_trash(name)
 
 
 def remove_stale(folder: Path) -> None:
     """Delete what dead runs have left in a folder."""
     host, now_s = socket.gethostname(), time.time()
     for path in folder.iterdir():
-        if not path.name.startswith(".") or not path.is_dir():
+        if not _is_left_over(path.name):
             continue
         if manifest.is_stale(
             path.name, host=host, is_alive=is_alive, age_s=now_s - last_change_s(path)
@@ -178,16 +204,18 @@ def remove_stale(folder: Path) -> None:
 def unneeded(folder: Path) -> dict[Path, str]:
     """Return what may go from a folder of checkpoints that no run uses, with the reasons.
 
-    The latest and the best of each training stay, and what the user keeps.
+    The latest and the best of each training stay, and what the user keeps. Raises OSError if the
+    folder is a link, or another user's.
     """
-    committed = list_committed(folder, is_strict=False)
+    with owned.folder(folder):
+        committed = list_committed(folder, is_strict=False)
     doomed = [
         one.path
         for run in dict.fromkeys(one.manifest.run for one in committed)
         for one in manifest.choose_doomed(committed, run=run, keep_last=1, keep_best=1)
     ]
     older = [path for path in doomed if not RunDir(path).keep.exists()]
-    left = [path for path in folder.glob(".*") if path.is_dir()]
+    left = [path for path in folder.iterdir() if _is_left_over(path.name)]
     return dict.fromkeys(older, "neither latest nor best") | dict.fromkeys(left, "not committed")
 
 

@@ -4,8 +4,6 @@ as one file that can be read without paceline.
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from paceline.errors import SetupError, UsageError, option_contradicted
-from paceline.rundir import manifest
+from paceline.rundir import manifest, owned
 from paceline.rundir.manifest import MODEL
 from paceline.train.checkpoint import folder, portable, read
 
@@ -75,18 +73,14 @@ def export(path: Path, outfile: Path) -> list[str]:
     written.
     """
     values = read_model(folder.resolve(path))
-    temporary = outfile.with_name(f".{outfile.name}.{secrets.token_hex(4)}")
     try:
-        if outfile.suffix == SAFETENSORS:
-            _save_safetensors(values, temporary)
-        else:
-            with temporary.open("wb") as file:
+        with owned.whole(outfile) as file:
+            if outfile.suffix == SAFETENSORS:
+                _save_safetensors(values, Path(file.name))
+            else:
                 torch.save(values, file)
-        os.replace(temporary, outfile)
     except OSError as error:
         raise _not_written(outfile, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return list(values)
 
 

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.serialization import safe_globals
 
 from paceline.errors import UsageError
+from paceline.rundir.files import open_file
 
 INDEX = ".metadata"  # DCP's index of the other files
 _BUILTIN = "bool bytearray bytes complex dict float frozenset int list range set slice str tuple"
@@ -172,7 +173,7 @@ class IndexReader(FileSystemReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the index; raise UsageError if it holds objects of other classes."""
-        with (self._folder / INDEX).open("rb") as file:
+        with open_file(self._folder / INDEX) as file:
             metadata: Metadata = _IndexUnpickler(file, str(self._folder)).load()
         storage = getattr(metadata, "storage_meta", None) or StorageMeta()
         storage.load_id = self.load_id

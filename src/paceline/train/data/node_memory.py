@@ -68,7 +68,7 @@ def _share_own(array: np.ndarray, store: Any, key: str, digest: str) -> np.ndarr
     try:
         number = os.memfd_create(_PREFIX + digest)
         path = f"/proc/{os.getpid()}/fd/{number}"
-        with open(path, "wb") as file:
+        with os.fdopen(number, "wb", closefd=False) as file:
             file.write(array.reshape(-1).view(np.uint8).data)
         copy = _mapped(path, array, digest)
         # Ranks that have mapped the file keep it; one that comes later keeps its own array.

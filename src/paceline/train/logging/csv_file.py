@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from paceline.rundir.files import write_whole
+from paceline.rundir import owned
+from paceline.rundir.files import open_file
 
 STEP = "step"  # name of the first column
 
@@ -52,23 +53,26 @@ class CSVLogger:
     def _open(self) -> TextIO:
         """Open the file for appending, and remove an incomplete last line."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        text = self._read()
         whole = text[: text.rfind("\n") + 1]
         self._columns = next(csv.reader(io.StringIO(whole)), [STEP])
         if whole != text:
-            write_whole(self.path, whole)
-        self._file = self.path.open("a", encoding="utf-8", newline="")
+            owned.write_whole(self.path, whole)
+        self._file = io.TextIOWrapper(owned.append(self.path), encoding="utf-8", newline="")
         return self._file
+
+    def _read(self) -> str:
+        if not self.path.exists():
+            return ""
+        with open_file(self.path) as file:  # all of it, however long: it may be written again
+            return file.read().decode("utf-8")
 
     def _widen(self, names: list[str]) -> TextIO:
         self.close()
-        rows = []
-        if self.path.exists():
-            with self.path.open(encoding="utf-8", newline="") as file:
-                rows = list(csv.reader(file))[1:]
+        rows = list(csv.reader(io.StringIO(self._read(), newline="")))[1:]
         self._columns += names
         padded = [row + [""] * (len(self._columns) - len(row)) for row in rows]
-        write_whole(self.path, "".join(map(_line, [self._columns, *padded])))
+        owned.write_whole(self.path, "".join(map(_line, [self._columns, *padded])))
         return self._open()
 
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.rundir.files import RunDir, script_stem, write_whole
+from paceline.rundir.files import RunDir, read_json, script_stem
+from paceline.rundir.owned import write_whole
 from paceline.text import terminal
 from paceline.train.logging.csv_file import STEP
 from paceline.train.logging.logger import require
@@ -46,7 +47,7 @@ class TrackerIdentity:
     def _read(self) -> dict[str, str]:
         if self._file is None or not self._file.exists():
             return {}
-        names: dict[str, str] = json.loads(self._file.read_text(encoding="utf-8"))
+        names: dict[str, str] = read_json(self._file)
         return names
 
 

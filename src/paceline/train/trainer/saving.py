@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from paceline.errors import RunError, UsageError, option_contradicted
+from paceline.rundir import owned
 from paceline.rundir.committed import last_committed
+from paceline.train.checkpoint import folder as checkpoint_folder
 from paceline.train.trainer.callback import Callback
 from paceline.train.trainer.hooks import has_own
 from paceline.train.trainer.loading import DATA_HPARAMS, HPARAMS, STATE
@@ -181,16 +183,12 @@ def _whole(value: Any) -> Any:
 
 
 def _write_file(values: dict[str, Any], path: Path) -> None:
-    # Renamed when it is complete: a run that is killed meanwhile leaves the former file as it was.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(values, temporary)
-        os.replace(temporary, path)
+        with owned.whole(path) as file:
+            torch.save(values, file)
     except OSError as error:
         raise _not_written(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _copy_last(checkpoints: Path, paths: Sequence[Path]) -> None:
@@ -200,29 +198,33 @@ def _copy_last(checkpoints: Path, paths: Sequence[Path]) -> None:
     for path in paths:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(last.path, temporary, copy_function=_link)
+            temporary.mkdir(parents=True)
+            for file in last.path.iterdir():
+                if file.is_file():
+                    _link(file, temporary / file.name)
             remove(path)
-            temporary.rename(path)
+            owned.rename(temporary, path)
         except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
+            checkpoint_folder.remove(temporary)
             raise _not_written(path, error) from error
 
 
-def _link(source: str, target: str) -> str:
+def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:  # another file system
         shutil.copy2(source, target)
-    return target
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint, a folder or a file; nothing if there is none."""
-    if path.is_dir():
-        shutil.rmtree(path)
+    """Delete a checkpoint, a folder or a file; nothing if there is none.
+
+    A folder that is not a checkpoint stays.
+    """
+    if path.is_dir() and not path.is_symlink():
+        checkpoint_folder.remove(path)
     else:
-        path.unlink(missing_ok=True)
+        owned.delete(path)
 
 
 def _by_key(callbacks: Sequence[Any]) -> dict[str, Any]:

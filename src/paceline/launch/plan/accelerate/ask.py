@@ -21,7 +21,7 @@ from paceline.deadlines import OTHER_LAUNCHER
 from paceline.errors import SetupError, UsageError
 from paceline.launch.plan.accelerate.settings import LINE, AccelerateSettings, convert
 from paceline.machine import own_process
-from paceline.rundir import files
+from paceline.rundir import files, owned
 
 NONE = "none"  # in place of a file: do not use the default one either
 
@@ -74,7 +74,7 @@ def _answers(questions: str) -> Any:
     if not any("refusal" in answer for answer in answers):  # what is missing may be installed later
         with contextlib.suppress(OSError):  # a home that cannot be written
             kept.parent.mkdir(parents=True, exist_ok=True)
-            files.write_whole(kept, json.dumps(answers))
+            owned.write_whole(kept, json.dumps(answers))
     return answers
 
 
