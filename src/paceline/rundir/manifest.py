@@ -21,7 +21,7 @@ STALE_S = 600.0  # age at which an unfinished folder is considered abandoned
 _OF_MODEL = re.compile(r"model(\.\d+)?/")
 _COMMITTED = re.compile(r"(\d{5,})-step-(\d+)")
 _TEMPORARY = re.compile(r"\.\d{5,}-step-\d+\.[0-9a-f]+-(\d+)-(.+)")
-_TRASH = re.compile(r"\.trash-\d{5,}-step-\d+(\..+)?\.[0-9a-f]{8}")
+_TRASH = re.compile(r"\.trash-\d{5,}-step-\d+(\..+)?\.[0-9a-f]+")
 # What DCP, and a commit that was interrupted, leave in the folder of a checkpoint.
 _FILE = re.compile(r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|\.?manifest\.json(\.[0-9a-f]{16})?|keep")
 

@@ -177,7 +177,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     path = tmp_path / "plan.json"
     path.write_text("old")
 
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError("disk full")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):

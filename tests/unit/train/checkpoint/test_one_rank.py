@@ -417,10 +417,10 @@ def test_the_disk_has_to_be_full_for_that_finding(here, place, monkeypatch):
 
 def test_a_kill_between_the_steps_of_a_commit_leaves_nothing_visible(here, place, monkeypatch):
     save(here, 1)
-    for function in ("write_whole", "sync_folder"):
+    for place_of, function in ((folder.owned, "write_whole"), (folder, "sync_folder")):
         monkeypatch.setattr(folder, "remove", lambda path: None)  # a killed process cleans nothing
         monkeypatch.setattr(
-            folder, function, lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+            place_of, function, lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         with pytest.raises(KeyboardInterrupt):
             save(here, 2)
@@ -432,7 +432,7 @@ def test_a_kill_between_the_steps_of_a_commit_leaves_nothing_visible(here, place
 
 
 def test_everything_is_on_the_disk_before_the_rename(here, monkeypatch):
-    log, sync, rename = [], os.fsync, os.rename
+    log, sync, rename, replace = [], os.fsync, os.rename, os.replace
 
     def synced(handle):
         log.append(os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
@@ -445,6 +445,11 @@ def test_everything_is_on_the_disk_before_the_rename(here, monkeypatch):
         "rename",
         lambda self, to: log.append(f"-> {os.path.basename(to)}") or rename(self, to),
     )
+    monkeypatch.setattr(
+        os,
+        "replace",
+        lambda old, to, **folders: log.append(f"-> {to.name}") or replace(old, to, **folders),
+    )
     save(here, 1)
     kinds = [word if not word.startswith(".00001") else "the folder" for word in log]
     kinds = [".manifest" if word.startswith(".manifest.json.") else word for word in kinds]
@@ -453,6 +458,7 @@ def test_everything_is_on_the_disk_before_the_rename(here, monkeypatch):
         ".metadata.tmp",
         "-> .metadata",
         ".manifest",
+        "-> manifest.json",
         "the folder",
         "-> 00001-step-1",
         "checkpoints",
@@ -467,14 +473,17 @@ def test_what_dead_runs_left_is_removed_at_the_first_save(here, place):
     elsewhere = manifest.temporary_name(1, 5, token="ef", pid=1, host="another")
     for name in (dead, alive, elsewhere, ".trash-00001-step-1.ab", ".snapshot"):
         (place / name).mkdir()
-        (place / name / "file").write_text("x")
+        (place / name / "__0_0.distcp").write_text("x")
     save(here, 1)
     assert names(place) == sorted([alive, elsewhere, ".snapshot", "00001-step-1"])
 
 
 def test_what_cannot_be_deleted_is_no_failure_of_the_save(here, place, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError
+
     save(here, 1)
-    monkeypatch.setattr(folder.shutil, "rmtree", lambda path, ignore_errors: None)
+    monkeypatch.setattr(os, "rmdir", refused)
     save(here, 2, keep_last=1)
     assert [name.split("-")[0] for name in names(place)] == [".trash", "00002"]
     assert load(here) == 2
