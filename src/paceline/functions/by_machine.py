@@ -20,8 +20,7 @@ from paceline.functions import endings
 from paceline.functions.endings import JobEnd
 from paceline.machine import own_process, processes
 from paceline.rundir import events, owned
-from paceline.rundir.files import RunDir, read_json
-from paceline.rundir.owned import write_whole
+from paceline.rundir.files import RunDir, read_json, write_whole
 
 ID = "local"  # of all these jobs
 RUN_DIR = "{run_dir}"  # in the command of a queue: the run folder of the job

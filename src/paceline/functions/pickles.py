@@ -25,8 +25,7 @@ from typing import IO, Any
 import cloudpickle
 
 from paceline.errors import Finding, RunError, SetupError, UsageError, option_invalid
-from paceline.rundir.files import SECRET_MODE, open_file
-from paceline.rundir.owned import whole
+from paceline.rundir.files import SECRET_MODE, open_file, whole
 
 VERSION = 1
 _FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -6,23 +6,20 @@ The ranks keep the copies (``launch.in_rank.kept_files``).
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from paceline import env
 from paceline.launch.in_rank.kept_files import records
-from paceline.rundir import files, owned
+from paceline.rundir import files
 from paceline.text import terminal
 from paceline.text.wording import few
-
-_KEPT = re.compile(r"lock|records\.jsonl|file-\d+@?")
 
 
 @contextmanager
@@ -42,8 +39,7 @@ def keeping() -> Iterator[None]:
             terminal.say(f"files that the script changed cannot be put back from {folder}: {error}")
         else:
             _tell(folder)
-            with suppress(OSError):
-                owned.delete_folder(folder, lambda name: _KEPT.fullmatch(name) is not None)
+            shutil.rmtree(folder, ignore_errors=True)
         env.take(env.KEPT_FILES)
 
 
@@ -56,7 +52,7 @@ def put_back() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             beside = path.with_name(f"{path.name}.paceline-kept")
             shutil.copy2(folder / record["copy"], beside, follow_symlinks=False)
-            owned.rename(beside, path)
+            beside.replace(path)
 
 
 def _tell(folder: Path) -> None:

@@ -26,7 +26,8 @@ from paceline.text.quoting import word
 SECRET_MODE = 0o600  # of files that have, or may have, secrets: job scripts, arguments of functions
 _SECRET_BYTES = 4096
 SPEED_VERSION = 1  # of speed.json and of the lines of speed.jsonl
-_RUN_FILE = re.compile(
+# Whether a path in a run folder is one below, but of no metrics and checkpoints.
+is_run_file = re.compile(
     r"(\d+/)?"  # of an element of a sweep
     r"(|(logs|ranks)/|slurm\.out@?|(local|queue)\.out|cancelled|lease\.next|job\.sh|speed\.jsonl"
     r"|(plan(\.attempt-\d+)?|speed|timed_steps|trackers|training|lease|job|sweep|local|queue)\.json"
@@ -35,7 +36,8 @@ _RUN_FILE = re.compile(
     r"\.(out|nccl|log|txt)"
     r"|ranks/rank-\d+(\.attempt-\d+)?"
     r"\.((error|parameters|trial)\.json|(observed|values)\.jsonl|crash|stacks|exception\.pkl))"
-)
+).fullmatch
+whole, write_whole = owned.whole, owned.write_whole
 MOST_BYTES = 1 << 26  # to read of a file that is long in a large run
 _LEAST_BYTES = 65536  # space for a plan, short logs and the last events
 # Not "runs": scripts use that name, as TensorBoard's writer does by default.
@@ -267,10 +269,7 @@ class RunDir:
 
 
 def discard(root: Path) -> None:
-    """Delete the run folder of a job, or of a sweep, that is not needed after all.
-
-    A folder with any other file stays.
-    """
+    """Delete the run folder of a job or a sweep, unless it holds any other file than theirs."""
     with contextlib.suppress(OSError):
         owned.delete_folder(root, is_run_file)
 
@@ -293,14 +292,6 @@ def display_path(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):
         return str(path)
-
-
-def is_run_file(name: str) -> bool:
-    """Return whether a path in a run folder is one above, but of no metrics and checkpoints.
-
-    That of a folder ends in a slash, that of a link in ``@``.
-    """
-    return _RUN_FILE.fullmatch(name) is not None
 
 
 def _attempt(attempt: int) -> str:
@@ -329,18 +320,15 @@ def run_folders() -> list[Path]:
     return [folder for folder in (RUNS, EARLIER_RUNS) if folder.is_dir()]
 
 
-def open_file(path: Path, *, dir_fd: int | None = None) -> BufferedReader:
+def open_file(path: Path) -> BufferedReader:
     """Open a regular file for reading: a FIFO would wait for a writer, and a device may have no
     end.
 
-    In an open folder, no link is followed. Raises OSError if the file cannot be opened, or is not a
-    regular file.
+    Raises OSError if the file cannot be opened, or is not a regular file.
     """
-    follows = dir_fd is None
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follows else os.O_NOFOLLOW)
     # The kind comes first: some devices act when they are opened.
-    if stat.S_ISREG(os.stat(path, dir_fd=dir_fd, follow_symlinks=follows).st_mode):
-        handle = os.open(path, flags, dir_fd=dir_fd)
+    if stat.S_ISREG(os.stat(path).st_mode):
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         if stat.S_ISREG(os.fstat(handle).st_mode):
             return os.fdopen(handle, "rb")
         os.close(handle)
@@ -369,12 +357,12 @@ def read_json(path: Path, *, most_bytes: int = 1 << 20) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def read_bytes(path: Path, *, most_bytes: int, dir_fd: int | None = None) -> bytes:
+def read_bytes(path: Path, *, most_bytes: int) -> bytes:
     """Return the content of a file that anybody may have written.
 
     Raises OSError if the file cannot be read; ValueError if the file is longer than ``most_bytes``.
     """
-    with open_file(path, dir_fd=dir_fd) as file:
+    with open_file(path) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise ValueError(f"longer than {most_bytes} bytes")
@@ -389,28 +377,27 @@ def read_text(path: Path) -> str:
         return file.read(MOST_BYTES).decode("utf-8", errors="replace")
 
 
-def write_secret(path: Path, text: str, *, dir_fd: int | None = None) -> None:
+def write_secret(path: Path, text: str) -> None:
     """Write a new file that only this user can read.
 
     Raises OSError if the file exists, or cannot be written.
     """
-    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-    handle = os.open(path, flags, SECRET_MODE, dir_fd=dir_fd)
+    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, SECRET_MODE)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
 
 
-def read_secret(path: Path, *, dir_fd: int | None = None) -> str:
+def read_secret(path: Path) -> str:
     """Return the content of a file that only this user can read.
 
     Raises PermissionError if the file belongs to another user, or others may read or write it;
     OSError if the file cannot be read.
     """
-    with path.open("rb") if dir_fd is None else open_file(path, dir_fd=dir_fd) as file:
+    with path.open(encoding="utf-8") as file:
         attributes = os.fstat(file.fileno())
         is_ours = attributes.st_uid == os.getuid()
         if not is_ours or stat.S_IMODE(attributes.st_mode) & 0o077:
             raise PermissionError(errno.EPERM, "others may read or write it", str(path))
-        return file.read(_SECRET_BYTES).decode("utf-8")
+        return file.read(_SECRET_BYTES)

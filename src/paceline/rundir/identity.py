@@ -19,8 +19,7 @@ from typing import Any
 
 from paceline import env
 from paceline.errors import Finding
-from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, read_bytes, read_json, script_stem
-from paceline.rundir.owned import write_whole
+from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, read_json, script_stem, write_whole
 from paceline.text.secret_texts import HIDDEN, hidden
 
 VERSION = 1
@@ -304,9 +303,5 @@ def record(run_dir: RunDir, training: Training) -> None:
     """
     text = json.dumps({"version": VERSION, **asdict(training)}, indent=1) + "\n"
     with contextlib.suppress(OSError):
-        try:
-            is_same = read_bytes(run_dir.training, most_bytes=len(text)).decode() == text
-        except (FileNotFoundError, ValueError):
-            is_same = False
-        if not is_same:
+        if read(run_dir) != training:
             write_whole(run_dir.training, text)

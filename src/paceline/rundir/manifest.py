@@ -22,8 +22,11 @@ _OF_MODEL = re.compile(r"model(\.\d+)?/")
 _COMMITTED = re.compile(r"(\d{5,})-step-(\d+)")
 _TEMPORARY = re.compile(r"\.\d{5,}-step-\d+\.[0-9a-f]+-(\d+)-(.+)")
 _TRASH = re.compile(r"\.trash-\d{5,}-step-\d+(\..+)?\.[0-9a-f]+")
-# What DCP, and a commit that was interrupted, leave in the folder of a checkpoint.
-_FILE = re.compile(r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|\.?manifest\.json(\.[0-9a-f]{16})?|keep")
+# Whether a path in a folder of checkpoints, or in one of them, is DCP's or of a commit.
+is_ours = re.compile(
+    r"(\.?(trash-)?\d{5,}-step-\d+[^/]*/)?"
+    r"((__\d+_\d+|\.metadata|\.?manifest\.json)[\w.]*|)"
+).fullmatch
 
 
 @dataclass(frozen=True)
@@ -126,22 +129,12 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
-def is_trash(name: str) -> bool:
-    """Return whether ``name`` is that of a checkpoint that is being deleted."""
-    return _TRASH.fullmatch(name) is not None
-
-
-def is_file(name: str) -> bool:
-    """Return whether ``name`` is that of a file of a checkpoint."""
-    return _FILE.fullmatch(name) is not None
-
-
 def is_stale(name: str, *, host: str, is_alive: Callable[[int], bool], age_s: float) -> bool:
     """Return whether a folder was left by a dead run and may be deleted.
 
     For folders of other machines than ``host`` only the seconds since the last write decide.
     """
-    if is_trash(name):
+    if _TRASH.fullmatch(name):
         return True
     match = _TEMPORARY.fullmatch(name)
     if match is None:

@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.rundir.files import RUNS, read_json
-from paceline.rundir.owned import write_whole
+from paceline.rundir.files import RUNS, read_json, write_whole
 
 PROVEN, MIXES, NOT_JUDGED = "proven", "mixes-rows", "not-judged"
 # The rank has begun a pass, and what it has written last is this: its script has ended in it.

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.rundir.files import RunDir, read_json
-from paceline.rundir.owned import write_whole
+from paceline.rundir.files import RunDir, read_json, write_whole
 from paceline.text.secret_texts import hidden_values
 
 VERSION = 1

@@ -16,8 +16,7 @@ from typing import Any
 
 from paceline.errors import Finding, SetupError, UsageError, closest
 from paceline.rundir import sweeps
-from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, read_json
-from paceline.rundir.owned import write_whole
+from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, read_json, write_whole
 from paceline.text.plain_data import read_as
 from paceline.text.quoting import printable, word
 from paceline.text.secret_texts import hidden_values

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paceline import version
 from paceline.errors import Finding, SetupError, closest, option_invalid
-from paceline.rundir.owned import write_whole
+from paceline.rundir.files import write_whole
 from paceline.text.quoting import printable
 from paceline.text.wording import few, shorten
 

@@ -75,7 +75,7 @@ class SharedFile:
             self._new_folders = [folder for folder in self._path.parents if not folder.exists()]
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with owned.folder(self._path.parent) as folder:
-                write_secret(Path(self._path.name), text, dir_fd=folder)
+                write_secret(folder / self._path.name, text)
         except OSError:
             return b""
         atexit.register(self.remove)
@@ -87,7 +87,7 @@ class SharedFile:
             contextlib.suppress(OSError, UnicodeDecodeError),
             owned.folder(self._path.parent) as folder,
         ):
-            return read_secret(Path(self._path.name), dir_fd=folder).encode()
+            return read_secret(folder / self._path.name).encode()
         return b""
 
     def remove(self) -> None:
@@ -95,9 +95,9 @@ class SharedFile:
         atexit.unregister(self.remove)
         with contextlib.suppress(OSError):
             with owned.folder(self._path.parent) as folder:
-                owned.delete(Path(self._path.name), dir_fd=folder)
+                owned.delete(folder / self._path.name)
             for new in self._new_folders:  # fails for a folder with other files
-                owned.delete_empty(new)
+                new.rmdir()
 
 
 def of_head(

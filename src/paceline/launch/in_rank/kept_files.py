@@ -25,7 +25,6 @@ from typing import Any
 
 from paceline import env
 from paceline.launch.in_rank.import_hook import when_imported
-from paceline.rundir import owned
 from paceline.text.wording import size
 
 RECORDS = "records.jsonl"
@@ -117,7 +116,7 @@ class FileKeeper:
     def _only_one(self) -> Iterator[None]:
         """Hold the lock of all ranks: none may write to a file while another copies it."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with owned.append(self._folder / "lock") as lock:
+        with (self._folder / "lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -137,8 +136,8 @@ class FileKeeper:
                     f" can be kept in {self._folder}: {error.strerror}; run it in a copy of this"
                     " folder",
                 ) from None
-        with owned.append(self._folder / RECORDS) as file:
-            file.write(json.dumps({"path": name, "copy": copy}).encode() + b"\n")
+        with (self._folder / RECORDS).open("a") as file:
+            file.write(json.dumps({"path": name, "copy": copy}) + "\n")
 
 
 def records(folder: Path) -> list[dict[str, str]]:

@@ -47,7 +47,7 @@ from paceline.launch.probe import (
 )
 from paceline.machine import own_process, system
 from paceline.machine.user_code import is_users
-from paceline.rundir.owned import write_whole
+from paceline.rundir.files import write_whole
 from paceline.text.wording import ends_of, shorten_middle
 
 # Exceptions in threads that are recorded: the threads of a pool may all fail in the same way.

@@ -20,7 +20,7 @@ from typing import Any
 from paceline import counters
 from paceline.machine.compiled import left_alone, not_compiled
 from paceline.machine.fingerprints import Value, fingerprints, total
-from paceline.rundir.owned import write_whole
+from paceline.rundir.files import write_whole
 
 # Modules of hooks after which gradients are equal on all ranks.
 _AVERAGING_HOOKS = ("torch.distributed.algorithms.ddp_comm_hooks.default_hooks", "paceline.")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import os
 import re
 import time
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.rundir import owned
-from paceline.rundir.files import read_bytes
+from paceline.rundir.files import read_json
 
 # A waiting node renews its note. An older note was left by a launcher that was killed.
 _RENEW_S = 5.0
@@ -84,8 +83,8 @@ class Notes:
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             with owned.folder(self.folder) as folder:
-                owned.write_whole(Path(self._name), text, dir_fd=folder)
-                self._first_mtime = self._first_mtime or _written(self._name, folder)
+                owned.write_whole(folder / self._name, text)
+                self._first_mtime = self._first_mtime or (folder / self._name).stat().st_mtime
 
     def read(self) -> list[Note]:
         """Return the recent notes of other nodes of this run, and remove stale ones.
@@ -95,14 +94,15 @@ class Notes:
         self.leave()
         notes = []
         with contextlib.suppress(OSError), owned.folder(self.folder) as folder:
-            now = _written(self._name, folder)  # by the file server's clock, like the rest
-            for name in sorted(os.listdir(folder)):
-                found = _read(name, folder) if name != self._name else None
-                if found is None:
+            # by the file server's clock, like the rest
+            now = (folder / self._name).stat().st_mtime
+            for path in sorted(folder.iterdir()):
+                status, note = path.lstat(), _read(path)
+                if note is None or path.name == self._name or not owned.is_ours(status, folder):
                     continue
-                note, written = found
+                written = status.st_mtime
                 if now - written > _OURS_TO_REMOVE_S:
-                    owned.delete(Path(name), dir_fd=folder)
+                    owned.delete(path)
                 elif now - written < _STALE_S and self._is_of_this_try(note, written):
                     notes.append(note)
         return notes
@@ -130,23 +130,16 @@ class Notes:
             return
         with contextlib.suppress(OSError):
             with owned.folder(self.folder) as folder:
-                owned.delete(Path(self._name), dir_fd=folder)
-            owned.delete_empty(self.folder)
+                owned.delete(folder / self._name)
+            self.folder.rmdir()
 
 
-def _written(name: str, folder: int) -> float:
-    """Return when a file of an open folder was written, in seconds since the epoch."""
-    return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
-
-
-def _read(name: str, folder: int) -> tuple[Note, float] | None:
-    """Return a note and when it was written; None for what is not a note of this user's."""
+def _read(path: Path) -> Note | None:
+    """Return a note; None for what is not one."""
     try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if not _NAME.fullmatch(name) or not owned.is_ours(status, folder):
+        if not _NAME.fullmatch(path.name):
             return None
-        values = json.loads(read_bytes(Path(name), most_bytes=_MOST_BYTES, dir_fd=folder))
-        note = Note(**{**values, "addresses": tuple(values["addresses"])})
-        return note, status.st_mtime
+        values = read_json(path, most_bytes=_MOST_BYTES)
+        return Note(**{**values, "addresses": tuple(values["addresses"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None  # removed meanwhile, or written by another version

@@ -23,8 +23,7 @@ from paceline.launch.run.link import Link, NodeEnd
 from paceline.machine import interfaces, software, torch_requirements
 from paceline.machine.cpus import usable_cpus
 from paceline.rundir import identity
-from paceline.rundir.files import RunDir, display_path
-from paceline.rundir.owned import write_whole
+from paceline.rundir.files import RunDir, display_path, write_whole
 
 if TYPE_CHECKING:
     from paceline.launch.rendezvous.handler import NodeMeeting

@@ -106,7 +106,7 @@ def make(request: BenchRequest, measured: MeasuredRounds, size: int, run_dir: Pa
 def run(one: Trial, tick: Callable[[], None]) -> TrialResult:
     """Run a trial, and delete what a script that uses paceline's Session has saved in it."""
     result = trial.run(one, tick)
-    checkpoint.remove_all(RunDir(one.run_dir).checkpoints)
+    checkpoint.remove(RunDir(one.run_dir).checkpoints)
     return result
 
 

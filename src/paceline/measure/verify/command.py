@@ -278,7 +278,7 @@ def _run(
             one = replace(one, run_dir=one.run_dir.with_name(f"{one.run_dir.name}-again"))
             ended = trial.run(one, tick)
         # Of a few steps, for nobody, and as large as the model.
-        checkpoint.remove_all(RunDir(one.run_dir).checkpoints)
+        checkpoint.remove(RunDir(one.run_dir).checkpoints)
         if ended.finding is not None and _is_of_no_use(ended):
             runs.failures.append(ended.finding)
             continue
@@ -309,7 +309,7 @@ def _again(
     one = _trial(requested, 1, folder, variables)
     one = replace(one, run_dir=one.run_dir.with_name("1-rank-repeated"))
     ended = trial.run(one)
-    checkpoint.remove_all(RunDir(one.run_dir).checkpoints)
+    checkpoint.remove(RunDir(one.run_dir).checkpoints)
     return None if _is_of_no_use(ended) else records.read(RunDir(one.run_dir), 1)
 
 

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from paceline.errors import EXIT_OK
-from paceline.rundir import lease, lease_file, owned
-from paceline.rundir.files import RunDir, display_path, is_run_file
-from paceline.rundir.lease_file import Owner
+from paceline.rundir import lease, lease_file, manifest, owned
+from paceline.rundir.files import RunDir, discard, display_path, is_run_file
 from paceline.slurm import job_states, profile_files
 from paceline.slurm.jobs import listing, run_rows
 from paceline.slurm.jobs.run_rows import RunRow
@@ -39,12 +37,17 @@ def clean(folder: Path | None, *, is_confirmed: bool) -> int:
     for entry in [*(entry for entry in entries if entry.sweep is None), *elements]:
         table_row = listing.row_of(entry, states)
         is_known = entry.job is None or entry.job.cluster not in silent
-        unneeded = _unneeded(entry.run_dir, table_row.row) if table_row and is_known else ()
-        for path, why, num_bytes in unneeded:
+        try:
+            unneeded = _unneeded(entry.run_dir, table_row.row) if table_row and is_known else {}
+        except OSError as error:  # such as a link, or a file that is not ours
+            place = printable(display_path(entry.run_dir.root))
+            terminal.say(f"left alone: {place}: {error.strerror}: {error.filename or ''}")
+            continue
+        for path, (why, num_bytes) in unneeded.items():
             total_bytes += num_bytes
             cells.append((f"{num_bytes / 1e6:,.1f}", printable(display_path(path)), why))
         if is_confirmed and unneeded:
-            _delete(entry.run_dir, [path for path, *_ in unneeded])
+            _delete(entry.run_dir.root, unneeded)
     if len(cells) == 1:
         terminal.say("nothing to clean")
         return EXIT_OK
@@ -54,15 +57,13 @@ def clean(folder: Path | None, *, is_confirmed: bool) -> int:
     return EXIT_OK
 
 
-def _unneeded(run_dir: RunDir, row: RunRow) -> list[tuple[Path, str, int]]:
+def _unneeded(run_dir: RunDir, row: RunRow) -> dict[Path, tuple[str, int]]:
     """Return the folders of a run that may go, with the reasons and their bytes.
 
-    A folder that is a link, or holds a file that is not ours, is printed and left alone.
+    Raises OSError if any is not ours to delete.
     """
     saved = (run_dir.checkpoints, run_dir.metrics, run_dir.arguments, run_dir.bench)
-    owner: Owner | None = Owner("")  # of a lease that cannot be read
-    with _left_alone(run_dir.root):
-        owner = lease_file.read(run_dir.root)
+    owner = lease_file.read(run_dir.root)
     verdict = judge(
         row,
         # one on another host is not seen
@@ -70,32 +71,14 @@ def _unneeded(run_dir: RunDir, row: RunRow) -> list[tuple[Path, str, int]]:
         is_empty=not any(path.exists() for path in saved),
         now_s=time.time(),
     )
-    unneeded: dict[Path, str] = {}
     if verdict == ALL:
-        unneeded = {run_dir.root: f"{row.state}, has saved and logged nothing"}
-    elif verdict == CHECKPOINTS:
-        with _left_alone(run_dir.checkpoints):
-            unneeded = checkpoint.unneeded(run_dir.checkpoints)
-    sized = []
-    for path, why in unneeded.items():
-        with _left_alone(path):
-            sized.append((path, why, _size_of(path, run_dir)))
-    return sized
-
-
-def _size_of(path: Path, run_dir: RunDir) -> int:
-    return owned.size_of(path, is_run_file) if path == run_dir.root else checkpoint.size_of(path)
-
-
-@contextlib.contextmanager
-def _left_alone(path: Path) -> Iterator[None]:
-    """Print that a folder is left alone where nothing in it may be deleted."""
-    try:
-        yield
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        terminal.say(f"left alone: {printable(display_path(path))}: {error.strerror}")
+        num_bytes = owned.delete_folder(run_dir.root, is_run_file, is_dry=True)
+        return {run_dir.root: (f"{row.state}, has saved and logged nothing", num_bytes)}
+    unneeded = checkpoint.unneeded(run_dir.checkpoints) if verdict == CHECKPOINTS else {}
+    return {
+        path: (why, owned.delete_folder(path, manifest.is_ours, is_dry=True))
+        for path, why in unneeded.items()
+    }
 
 
 def judge(row: RunRow, *, is_held: bool, is_empty: bool, now_s: float) -> str:
@@ -110,13 +93,12 @@ def judge(row: RunRow, *, is_held: bool, is_empty: bool, now_s: float) -> str:
     return ALL if has_failed and is_empty and is_old else CHECKPOINTS
 
 
-def _delete(run_dir: RunDir, paths: Iterable[Path]) -> None:
+def _delete(run: Path, paths: Iterable[Path]) -> None:
     """Delete folders while this process owns their run, so that none begins there meanwhile."""
-    owned_run = lease.take(run_dir.root, lease_file.this_process(), say=terminal.say)
+    owned_run = lease.take(run, lease_file.this_process(), say=terminal.say)
     for path in paths:
-        with _left_alone(path):
-            if path == run_dir.root:
-                owned.delete_folder(path, is_run_file)
-            else:
-                checkpoint.remove(path)
+        if path == run:
+            discard(path)
+        else:
+            checkpoint.remove(path)
     owned_run.release()

@@ -26,8 +26,8 @@ from paceline.errors import (
 from paceline.launch.plan import script
 from paceline.machine import own_process
 from paceline.machine import slurm_commands as commands
-from paceline.rundir.files import RUNS, SECRET_MODE, RunDir, discard, new_run_id, read_bytes
-from paceline.rundir.owned import write_whole
+from paceline.rundir import files
+from paceline.rundir.files import RUNS, SECRET_MODE, RunDir, new_run_id, write_whole
 from paceline.slurm import (
     batch,
     job_states,
@@ -306,14 +306,15 @@ def _submit(requested: SubmitRequest, place: JobPlace, text: str, fill: Fill | N
     _require_ended(previous, place)
     new = not run.root.exists()
     try:
-        old = read_bytes(run.job_script, most_bytes=1 << 24) if run.job_script.exists() else None
+        had_script = run.job_script.exists()
+        old = files.read_bytes(run.job_script, most_bytes=1 << 24) if had_script else None
         run.create(new=new and not requested.run_dir)
         write_whole(run.job_script, text, mode=SECRET_MODE)
         if fill is not None:
             fill(run.root)
     except OSError as error:
         if new:
-            discard(run.root)
+            files.discard(run.root)
         raise SetupError.of(
             "folder-not-writable",
             f"the run folder {run.root} cannot be written: {error.strerror}",
@@ -344,7 +345,7 @@ def _submission_failure(
             fix="squeue --me   (before it is submitted again)",
         )
     if new:
-        discard(run.root)
+        files.discard(run.root)
     elif old is not None:
         # the script of the previous job, with which that job can be submitted again
         with contextlib.suppress(OSError):

@@ -22,8 +22,7 @@ from paceline.errors import (
 from paceline.launch.plan.option import long_form
 from paceline.launch.plan.submit_options import DIRECT
 from paceline.rundir import ownership, sweeps
-from paceline.rundir.files import SECRET_MODE, RunDir, discard
-from paceline.rundir.owned import write_whole
+from paceline.rundir.files import SECRET_MODE, RunDir, discard, write_whole
 from paceline.rundir.sweeps import SweepRecord
 from paceline.slurm import option_rules, profile_files, request, sbatch
 from paceline.slurm.batch import JobPlace

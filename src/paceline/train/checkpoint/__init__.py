@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from paceline.train.checkpoint.description import render as render
     from paceline.train.checkpoint.folder import list_of as list_of
     from paceline.train.checkpoint.folder import remove as remove
-    from paceline.train.checkpoint.folder import remove_all as remove_all
     from paceline.train.checkpoint.folder import resolve as resolve
-    from paceline.train.checkpoint.folder import size_of as size_of
     from paceline.train.checkpoint.folder import unneeded as unneeded
     from paceline.train.checkpoint.folder import verify as verify
     from paceline.train.checkpoint.foreign import read_saved as read_saved
@@ -46,10 +44,8 @@ _HOMES = {
     "load_entries": "model_export",
     "read_saved": "foreign",
     "remove": "folder",
-    "remove_all": "folder",
     "render": "description",
     "resolve": "folder",
-    "size_of": "folder",
     "unneeded": "folder",
     "verify": "folder",
 }
@@ -64,10 +60,8 @@ __all__ = [
     "load_entries",
     "read_saved",
     "remove",
-    "remove_all",
     "render",
     "resolve",
-    "size_of",
     "unneeded",
     "verify",
 ]

@@ -7,6 +7,7 @@ compared with its manifest.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import shutil
@@ -147,54 +148,26 @@ def commit(path: Path, description: Manifest) -> Path:
     # Computed again, because a run that was believed dead may have committed one in the meantime.
     serial = _next_serial(path.parent)
     committed = path.parent / manifest.committed_name(serial, description.step)
-    owned.rename(path, committed)
+    path.rename(committed)
     sync_folder(path.parent)
     return committed
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint, committed or not; the next cleanup deletes what is left.
+    """Delete a checkpoint, committed or not, or all of a folder; the next cleanup does the rest.
 
     It is renamed first, so that a kill in between leaves no checkpoint that only looks intact. One
-    with a file that is not ours stays as it is.
+    that holds another file than ours stays as it is.
     """
     trash = manifest.trash_name(path.name.lstrip("."), token=secrets.token_hex(4))
     with contextlib.suppress(OSError):
-        owned.delete_folder(path, _names(path), trash=trash)
-
-
-def remove_all(folder: Path) -> None:
-    """Delete all checkpoints in the folder of a trial, and the folder if nothing else is in it."""
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if manifest.parse_committed(path.name) or _is_left_over(path.name):
-                remove(path)
-        owned.delete_empty(folder)
-
-
-def size_of(path: Path) -> int:
-    """Return the bytes that ``remove`` frees; raise OSError if it would delete nothing."""
-    return owned.size_of(path, _names(path))
-
-
-def _names(path: Path) -> owned.HasOurName:
-    """Return what says whether a file in a checkpoint has a name of ours."""
-    written: Iterable[str] = ()
-    with contextlib.suppress(RunError):
-        written = read_manifest(path).files
-    return lambda name: manifest.is_file(name) or name in written
-
-
-def _is_left_over(name: str) -> bool:
-    return manifest.is_temporary(name) or manifest.is_trash(name)
+        owned.delete_folder(path, manifest.is_ours, trash=trash)
 
 
 def remove_stale(folder: Path) -> None:
     """Delete what dead runs have left in a folder."""
     host, now_s = socket.gethostname(), time.time()
     for path in folder.iterdir():
-        if not _is_left_over(path.name):
-            continue
         if manifest.is_stale(
             path.name, host=host, is_alive=is_alive, age_s=now_s - last_change_s(path)
         ):
@@ -207,6 +180,8 @@ def unneeded(folder: Path) -> dict[Path, str]:
     The latest and the best of each training stay, and what the user keeps. Raises OSError if the
     folder is a link, or another user's.
     """
+    if not os.path.lexists(folder):
+        return {}
     with owned.folder(folder):
         committed = list_committed(folder, is_strict=False)
     doomed = [
@@ -215,8 +190,12 @@ def unneeded(folder: Path) -> dict[Path, str]:
         for one in manifest.choose_doomed(committed, run=run, keep_last=1, keep_best=1)
     ]
     older = [path for path in doomed if not RunDir(path).keep.exists()]
-    left = [path for path in folder.iterdir() if _is_left_over(path.name)]
+    left = [path for path in folder.iterdir() if _is_uncommitted(path.name)]
     return dict.fromkeys(older, "neither latest nor best") | dict.fromkeys(left, "not committed")
+
+
+def _is_uncommitted(name: str) -> bool:
+    return manifest.is_stale(name, host="", is_alive=is_alive, age_s=math.inf)
 
 
 def last_change_s(path: Path) -> float:

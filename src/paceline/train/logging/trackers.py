@@ -17,8 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.rundir.files import RunDir, read_json, script_stem
-from paceline.rundir.owned import write_whole
+from paceline.rundir.files import RunDir, read_json, script_stem, write_whole
 from paceline.text import terminal
 from paceline.train.logging.csv_file import STEP
 from paceline.train.logging.logger import require

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.rundir.owned import write_whole
+from paceline.rundir.files import write_whole
 from paceline.train import logging
 from paceline.train.session import Session
 from paceline.train.trainer.options import invalid

@@ -203,7 +203,7 @@ def _copy_last(checkpoints: Path, paths: Sequence[Path]) -> None:
                 if file.is_file():
                     _link(file, temporary / file.name)
             remove(path)
-            owned.rename(temporary, path)
+            temporary.rename(path)
         except OSError as error:
             checkpoint_folder.remove(temporary)
             raise _not_written(path, error) from error
