@@ -75,6 +75,7 @@ class Tree:
 
     def run(self, run, *, may_plant=True):
         run.create()
+        run.plan().write_text("{}")
         run_events.outcome(run.events(0), self.random.choice([0, 1]))
         if may_plant and self.random.random() < 0.3:
             self.link(run.checkpoints, self.outside / self.random.choice(["", "alice/checkpoints"]))
@@ -149,7 +150,7 @@ def test_nothing_outside_is_touched(tmp_path, capfd, monkeypatch, first):
         assert (seed, files_below(tree.outside)) == (seed, before)
         assert [(seed, path) for path in tree.planted if not os.path.lexists(path)] == []
         num_deleted += num_before - len(files_below(tree.runs))
-    assert num_deleted > 200  # so much of it was ours
+    assert num_deleted > 500
 
 
 @pytest.fixture(params=["fifo", "folder", "socket", "link of a stranger", "link to a device"])
@@ -161,7 +162,8 @@ def in_the_way(request, tmp_path):
     elif request.param == "folder":
         path.mkdir()
     elif request.param == "socket":
-        socket.socket(socket.AF_UNIX).bind(str(path))
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
     elif request.param == "link to a device":
         path.symlink_to("/dev/zero")
     elif os.geteuid() != 0:
@@ -184,7 +186,7 @@ def test_only_a_regular_file_is_replaced_appended_to_or_read(in_the_way, monkeyp
         lambda: lease_file.read(run.root),
         lambda: lease_file.write(run.root, lease_file.this_process()),
     ):
-        with pytest.raises(OSError, match=""):
+        with pytest.raises(OSError, match=r"\S"):
             act()
     assert identity.read(run) is None
     assert files_below(in_the_way.parent) == before
@@ -203,6 +205,7 @@ def test_a_users_own_link_is_written_through(tmp_path):
 def test_a_run_keeps_its_checkpoints_behind_a_link_and_clean_leaves_them_alone(tmp_path, capfd):
     run, disk = RunDir(tmp_path / "runs" / "one"), tmp_path / "disk"
     run.create()
+    run.plan().write_text("{}")
     run_events.outcome(run.events(0), 0)
     disk.mkdir()
     run.checkpoints.symlink_to(disk)
