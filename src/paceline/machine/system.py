@@ -19,6 +19,7 @@ from collections.abc import Collection
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number
 _HIGH = 1 << 14  # the highest number at which a descriptor is kept: a fork copies all below it
 _ROOM = 8  # descriptors that a process keeps there, at most
 
@@ -108,6 +109,12 @@ def set_name(name: str) -> bool:
     if _libc is None:
         return False
     return int(_libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)) == 0
+
+
+def signal_main_thread(pid: int, signum: int) -> bool:
+    """Send a signal to the main thread of a process: no other thread handles it."""
+    number = _TGKILL.get(os.uname().machine)
+    return _libc is not None and number is not None and not _libc.syscall(number, pid, pid, signum)
 
 
 def flush_c_streams() -> None:

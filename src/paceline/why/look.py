@@ -24,7 +24,7 @@ from paceline.launch.monitor import child_processes, child_stacks, fork_deadlock
 from paceline.launch.monitor.child_processes import ChildProcess
 from paceline.launch.monitor.fork_deadlock import WorkerLook
 from paceline.launch.monitor.position import DATA, STOPPED, UNKILLABLE, Frame, Position, classify
-from paceline.launch.monitor.proof import Call, Stand
+from paceline.launch.monitor.proof import Stand
 from paceline.launch.monitor.stacks import Look
 from paceline.launch.probe import stack_responder
 from paceline.machine.user_code import is_users
@@ -125,7 +125,8 @@ def _sample(
         if (port := rank.identity.settings.get("MASTER_PORT", "")).isdigit()
     }
     # NCCL's watchdog asks the store once a second, also in a hang: these bytes are no progress.
-    looks = stacks.look({rank.pid: rank.pid for rank in ranks}, {}, quiet=True, leave_out=ports)
+    pids, addresses = {rank.pid: rank.pid for rank in ranks}, {r.pid: r.address for r in ranks}
+    looks = stacks.look(pids, addresses, {}, quiet=True, leave_out=ports)
     return list(
         pool.map(
             lambda rank: _sample_rank(rank, looks[rank.pid], with_recorder=with_recorder), ranks
@@ -242,7 +243,7 @@ def _account(rank: RankProcess, samples: Sequence[Sample]) -> Account:
     return replace(
         base,
         position=_position(rank, samples, motion),
-        stand=_stand(identity.rank, first.look, last.look),
+        stand=stacks.stand_of(identity.rank, first.look, last.look),
         motion=motion,
         places=_places(identity.rank, looks, _folder(rank.pid)),
         facts=_facts(first, last),
@@ -308,19 +309,6 @@ def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Posi
         # In every look: a healthy rank is in state D for a moment whenever it reads a file.
         state=look.state if states in ({STOPPED}, {UNKILLABLE}) else "",
         moving=stacks.bytes_moved([sample.look for sample in samples]),
-    )
-
-
-def _stand(rank: int, before: Look, now: Look) -> Stand:
-    if not now.answer:
-        return Stand(rank)
-    return Stand(
-        rank,
-        blocked=stacks.is_blocked(before, now),
-        pending=tuple(Call(*values) for values in now.answer["pending"]),
-        recent=tuple(Call(*values) for values in now.answer["recent"]),
-        whole=now.answer["whole"],
-        members=now.answer["members"],
     )
 
 

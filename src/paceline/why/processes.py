@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline import env
+from paceline.launch.in_rank import rank_files
 from paceline.why.identity import RANK, RankIdentity
 from paceline.why.identity import read as read_identity
 
@@ -27,6 +29,7 @@ class RankProcess:
     launcher: int  # process id of the process that started the rank
     started_by: str  # description of that process: ``torchrun (process 4242)``
     script: str  # command that the rank runs: ``train.py --lr 0.1``
+    address: str = ""  # where its stack responder listens; empty if it has none
 
 
 def is_possible() -> bool:
@@ -83,6 +86,13 @@ def belonging(ranks: Sequence[RankProcess], pid: int) -> list[RankProcess]:
     return [rank for rank in ranks if rank.identity.run in runs]
 
 
+def of_folder(ranks: Sequence[RankProcess], folder: str) -> list[RankProcess]:
+    """Return the ranks of the run of ``paceline run`` that has a run folder."""
+    path = os.path.realpath(folder)
+    folders = [os.path.realpath(rank.identity.settings.get(env.RUN_DIR, "/")) for rank in ranks]
+    return [rank for rank, its in zip(ranks, folders, strict=True) if its == path]
+
+
 def owner(pid: int) -> int | None:
     """Return the user id of a process, None if the process does not exist."""
     try:
@@ -114,7 +124,10 @@ def _identity(pid: int) -> RankIdentity | None:
     pairs = (
         pair.partition("=") for pair in _read(pid, "environ").decode(errors="replace").split("\0")
     )
-    return read_identity({name: value for name, _, value in pairs})
+    environ = {name: value for name, _, value in pairs}
+    if is_paceline(command(pid)):  # a forked rank has the launcher's command and environment
+        environ |= rank_files.responder_of(pid).get("environ", {})
+    return read_identity(environ)
 
 
 def _may_train(pid: int) -> bool:
@@ -157,7 +170,11 @@ def has_loaded(
 
 
 def _rank(pid: int, identity: RankIdentity, launcher: int) -> RankProcess:
-    return RankProcess(pid, identity, launcher, _started_by(launcher), script_of(command(pid)))
+    if _read(launcher, "comm").strip() == b"paceline-warm":
+        launcher = _parents().get(launcher, launcher)
+    address = rank_files.responder_of(pid).get("address", "")
+    script = script_of(command(pid))
+    return RankProcess(pid, identity, launcher, _started_by(launcher), script, address)
 
 
 def _started_by(launcher: int) -> str:
@@ -165,6 +182,8 @@ def _started_by(launcher: int) -> str:
     names = {os.path.basename(word) for word in words[:3]}
     if names & {"torchrun", "torch.distributed.run", "torch.distributed.launch"}:
         what = "torchrun"
+    elif is_paceline(words):
+        what = "paceline run"
     else:
         what = next(
             (

@@ -167,7 +167,7 @@ def _prepare(task: RankTask) -> memoryview[int]:
             if signal.getsignal(signum) == signal.SIG_DFL:
                 faulthandler.register(signum, file=task.crash, chain=True)
     if task.stacks >= 0:
-        stack_responder.install(task.stacks)
+        _say_where_to_ask(task, stack_responder.install(task.stacks))
     _record_threads(task)
     if task.pulse >= 0:
         counters.board = counters.SharedCounters(task.pulse, task.num_local_ranks)
@@ -188,6 +188,16 @@ def _prepare(task: RankTask) -> memoryview[int]:
     env.listen(meeting.note)
     when_imported("torch", lambda: _reach_into_torch(task, slot, meeting))
     return slot
+
+
+def _say_where_to_ask(task: RankTask, address: str) -> None:
+    """Tell the launcher, and ``paceline why``, where this rank answers, and which one it is."""
+    names = (env.RANK, env.WORLD_SIZE, env.LOCAL_WORLD_SIZE, env.MASTER_ADDR, env.MASTER_PORT)
+    environ = {name: task.env[name] for name in (*names, env.RUN_DIR) if name in task.env}
+    # with --virtual-local-rank each rank has 0 in its environment
+    environ[env.LOCAL_RANK] = str(task.local_rank)
+    entry = {"pid": os.getpid(), "address": address, "environ": environ}
+    rank_files.append(task.report, rank_files.RESPONDER, entry)
 
 
 def _renew() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from paceline.machine import system
 
 # Kinds of entries in a rank's report.
 FAILURE, THREAD, VARIABLE, MEETING = "failure", "thread", "variable", "meeting"
+RESPONDER = "responder"  # where the rank answers, and which rank it is
+_NAMES = ("paceline-crash", "paceline-stacks", "paceline-report")
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,7 @@ class RankFiles:
     @classmethod
     def create(cls) -> RankFiles:
         """Return empty files."""
-        return cls(
-            *(system.memory_file(f"paceline-{name}") for name in ("crash", "stacks", "report"))
-        )
+        return cls(*map(system.memory_file, _NAMES))
 
     @property
     def handles(self) -> tuple[int, int, int]:
@@ -54,7 +53,7 @@ class RankFiles:
 
     def entries(self, kind: str) -> list[dict[str, Any]]:
         """Return the content of the rank's entries of a kind."""
-        return [entry["content"] for entry in self._read_report() if entry["kind"] == kind]
+        return _entries(_content(self.report), kind)
 
     def keep(self, *, crash: Path, stacks: Path) -> None:
         """Copy the stacks into the run folder, as far as it can be written."""
@@ -69,12 +68,27 @@ class RankFiles:
         for handle in self.handles:
             os.close(handle)
 
-    def _read_report(self) -> Iterator[dict[str, Any]]:
-        # the text after the last line feed is still being written
-        *lines, _ = _content(self.report).split(b"\n")
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                yield json.loads(line)
+
+def responder_of(pid: int) -> dict[str, Any]:
+    """Return what a rank has recorded about its responder, from outside; empty if it is none.
+
+    Its children, and its launcher, have the file too.
+    """
+    with contextlib.suppress(OSError):
+        for handle in Path(f"/proc/{pid}/fd").iterdir():
+            if os.readlink(handle).startswith(f"/memfd:{_NAMES[2]}"):
+                entries = _entries(handle.read_bytes(), RESPONDER)
+                return next((entry for entry in entries if entry["pid"] == pid), {})
+    return {}
+
+
+def _entries(report: bytes, kind: str) -> list[dict[str, Any]]:
+    *lines, _ = report.split(b"\n")  # the text after the last line feed is still being written
+    entries = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            entries.append(json.loads(line))
+    return [entry["content"] for entry in entries if entry["kind"] == kind]
 
 
 def append(report: int, kind: str, content: dict[str, Any]) -> None:

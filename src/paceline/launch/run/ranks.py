@@ -250,15 +250,15 @@ class RankGroup(PContext):
             quiet: Send no signal to ranks that do not answer.
         """
         port = next(iter(self.envs.values()), {}).get(env.MASTER_PORT, "")
-        return stacks.look(
-            *self._askable(), quiet=quiet, leave_out=[int(port)] if port.isdigit() else []
-        )
-
-    def _askable(self) -> tuple[dict[int, int], dict[int, Path]]:
-        """Return the processes of the living ranks, and the files for their stacks."""
-        attempt = self.attempt
-        pids = {local: attempt.pids[local] for local in attempt.living if local in attempt.pids}
-        return pids, {local: attempt.files[local].stacks_path for local in pids}
+        pids, addresses, files = {}, {}, {}
+        for local in self.attempt.living & set(self.attempt.pids):
+            pid = pids[local] = self.attempt.pids[local]
+            for entry in self._reported(local, rank_files.RESPONDER):
+                if entry["pid"] == pid:  # its entry has run, and has installed our handler
+                    addresses[local] = entry["address"]
+                    files[local] = self.attempt.files[local].stacks_path
+        leave_out = [int(port)] if port.isdigit() else []
+        return stacks.look(pids, addresses, files, quiet=quiet, leave_out=leave_out)
 
     def position(self, local: int, look: Look | None) -> Position:
         """Return where a rank is, as far as the look at it shows."""
