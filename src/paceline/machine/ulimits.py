@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import resource
 
 UNLIMITED = -1
@@ -16,6 +19,22 @@ def soft(name: str) -> int | None:
 def hard(name: str) -> int | None:
     """Return the maximum to which this process may raise the limit in effect."""
     return _limits(name)[1]
+
+
+def raise_open_files() -> None:
+    """Let this process open as many files as it may, and those that it forks from now on."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS refuses what it calls the maximum
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def can_open_more() -> bool:
+    """Return whether this process can open one more file now."""
+    try:
+        os.close(os.dup(0))
+    except OSError as error:
+        return error.errno not in (errno.EMFILE, errno.ENFILE)
+    return True
 
 
 def _limits(name: str) -> tuple[int | None, int | None]:
