@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import resource
 
 UNLIMITED = -1
@@ -22,19 +20,10 @@ def hard(name: str) -> int | None:
 
 
 def raise_open_files() -> None:
-    """Let this process open as many files as it may, and those that it forks from now on."""
+    """Let this process, and what it forks from now on, open as many files as the user may."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # macOS refuses what it calls the maximum
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def can_open_more() -> bool:
-    """Return whether this process can open one more file now."""
-    try:
-        os.close(os.dup(0))
-    except OSError as error:
-        return error.errno not in (errno.EMFILE, errno.ENFILE)
-    return True
 
 
 def _limits(name: str) -> tuple[int | None, int | None]:

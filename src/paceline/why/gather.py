@@ -79,18 +79,11 @@ def _task(word: str, options: WatchOptions) -> Callable[[], Collection]:
             return lambda: Collection(_watch(ranks, options))
         return lambda: _of_job(word, options)
     if any(Path(word).glob("events*.jsonl")):  # a run folder
-        return lambda: _of_folder(word, options)
+        return lambda: Collection(_watch(processes.of_folder(_visible(), word), options))
     if not _HOST.fullmatch(word):
         what = f"{word!r} is no process, number of a Slurm job, host, run folder or file"
         raise option_invalid(what, fix="paceline why --help")
     return lambda: _by_ssh(word, options)
-
-
-def _of_folder(folder: str, options: WatchOptions) -> Collection:
-    """Observe the ranks on this host of the run that has a run folder."""
-    ranks = processes.of_folder(_visible(), folder)
-    missed = () if ranks else (f"{folder}: no rank of this run is alive on this host",)
-    return Collection(_watch(ranks, options), missed)
 
 
 def _watch(ranks: Sequence[RankProcess], options: WatchOptions) -> list[Account]:

@@ -27,6 +27,7 @@ from paceline.launch.monitor.position import DATA, STOPPED, UNKILLABLE, Frame, P
 from paceline.launch.monitor.proof import Stand
 from paceline.launch.monitor.stacks import Look
 from paceline.launch.probe import stack_responder
+from paceline.machine.processes import open_files
 from paceline.machine.user_code import is_users
 from paceline.why import processes, rank_state, recorder, signalled
 from paceline.why.loops import Nest, nest
@@ -330,12 +331,8 @@ def _facts(first: Sample, last: Sample) -> tuple[str, ...]:
 
 def _has_gpu(pid: int) -> bool:
     """Return whether a process has opened a GPU of NVIDIA or AMD."""
-    try:
-        handles = os.listdir(f"/proc/{pid}/fd")
-        targets = (os.readlink(f"/proc/{pid}/fd/{handle}") for handle in handles)
-        return any(target.startswith(("/dev/nvidia", "/dev/kfd")) for target in targets)
-    except OSError:
-        return False
+    targets = open_files(pid).values()
+    return any(target.startswith(("/dev/nvidia", "/dev/kfd")) for target in targets)
 
 
 def _deadlock(rank: RankProcess, samples: Sequence[Sample]) -> Finding | None:

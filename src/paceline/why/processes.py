@@ -43,7 +43,7 @@ def find() -> list[RankProcess]:
     identities = {
         pid: identity
         for pid in parents
-        if is_own(pid) and (identity := _identity(pid)) is not None and _may_train(pid)
+        if is_own(pid) and _may_train(pid) and (identity := _identity(pid)) is not None
     }
     pids = [
         pid for pid in choose(identities, parents) if identities[pid].family == RANK or _trains(pid)
@@ -88,9 +88,8 @@ def belonging(ranks: Sequence[RankProcess], pid: int) -> list[RankProcess]:
 
 def of_folder(ranks: Sequence[RankProcess], folder: str) -> list[RankProcess]:
     """Return the ranks of the run of ``paceline run`` that has a run folder."""
-    path = os.path.realpath(folder)
-    folders = [os.path.realpath(rank.identity.settings.get(env.RUN_DIR, "/")) for rank in ranks]
-    return [rank for rank, its in zip(ranks, folders, strict=True) if its == path]
+    name, path = env.RUN_DIR, os.path.realpath(folder)
+    return [it for it in ranks if os.path.realpath(it.identity.settings.get(name, "/")) == path]
 
 
 def owner(pid: int) -> int | None:
@@ -125,9 +124,8 @@ def _identity(pid: int) -> RankIdentity | None:
         pair.partition("=") for pair in _read(pid, "environ").decode(errors="replace").split("\0")
     )
     environ = {name: value for name, _, value in pairs}
-    if is_paceline(command(pid)):  # a forked rank has the launcher's command and environment
-        environ |= rank_files.responder_of(pid).get("environ", {})
-    return read_identity(environ)
+    # a rank of paceline's has its launcher's environment there: it was forked
+    return read_identity(environ | rank_files.responder_of(pid).get("environ", {}))
 
 
 def _may_train(pid: int) -> bool:

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.machine import system
+from paceline.machine import processes, system
 
 # Kinds of entries in a rank's report.
 FAILURE, THREAD, VARIABLE, MEETING = "failure", "thread", "variable", "meeting"
 RESPONDER = "responder"  # where the rank answers, and which rank it is
-_NAMES = ("paceline-crash", "paceline-stacks", "paceline-report")
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,9 @@ class RankFiles:
     @classmethod
     def create(cls) -> RankFiles:
         """Return empty files."""
-        return cls(*map(system.memory_file, _NAMES))
+        return cls(
+            *(system.memory_file(f"paceline-{name}") for name in ("crash", "stacks", "report"))
+        )
 
     @property
     def handles(self) -> tuple[int, int, int]:
@@ -70,14 +71,11 @@ class RankFiles:
 
 
 def responder_of(pid: int) -> dict[str, Any]:
-    """Return what a rank has recorded about its responder, from outside; empty if it is none.
-
-    Its children, and its launcher, have the file too.
-    """
-    with contextlib.suppress(OSError):
-        for handle in Path(f"/proc/{pid}/fd").iterdir():
-            if os.readlink(handle).startswith(f"/memfd:{_NAMES[2]}"):
-                entries = _entries(handle.read_bytes(), RESPONDER)
+    """Return a rank's entry about its responder; empty for its launcher, which has the file too."""
+    for handle, target in processes.open_files(pid).items():
+        if target.startswith("/memfd:paceline-report"):
+            with contextlib.suppress(OSError):
+                entries = _entries(Path(f"/proc/{pid}/fd/{handle}").read_bytes(), RESPONDER)
                 return next((entry for entry in entries if entry["pid"] == pid), {})
     return {}
 

@@ -32,7 +32,7 @@ from paceline.text import wording
 _ANSWER_S = 0.5
 _QUIET_ANSWER_S = 1.5  # for looks without a signal, whose result is not urgent
 # A dump is complete when it has not grown for this time.
-_QUIET_S = 0.02
+_QUIET_S = 0.05
 # The number of workers to look at, for a rank that waits for its loader.
 _WORKERS = 4
 _WORKERS_S = 3.0  # for all workers of one rank
@@ -40,10 +40,8 @@ _WORKERS_S = 3.0  # for all workers of one rank
 # launcher is smaller), and wakes less often: torch's wait for a worker wakes every 5 s.
 _STILL_CPU, _MOVING_BYTES, _WAKES_EVERY_S = 0.05, 1 << 18, 2.5
 _OUTSIDE_S = 2.0  # for py-spy at all ranks that do not answer
-# Numbers of futex, and of wait4, waitid and flock, which continue after a handler (signal(7)).
-_RESTARTED = {"x86_64": (202, (61, 247, 73)), "aarch64": (98, (260, 95, 32))}
-# linux/futex.h: all but two flags; WAIT, LOCK_PI, WAIT_BITSET
-_FUTEX_COMMAND, _FUTEX_WAITS = ~(128 | 256), (0, 6, 9)
+# The call's number; its commands without two flags: WAIT, LOCK_PI, WAIT_BITSET (linux/futex.h)
+_FUTEX, _FUTEX_COMMAND, _FUTEX_WAITS = {"x86_64": "202", "aarch64": "98"}, ~(128 | 256), (0, 6, 9)
 _GUARDED = 32  # lines of a stack for which an ``if`` around them is searched
 
 
@@ -285,7 +283,7 @@ def _from_outside(
     deadline = time.monotonic() + _ANSWER_S  # for all together
     starts = {local: _size(files[local]) for local in pids if local in files}
     signalled = [local for local in starts if _signal(pids[local], before[local])]
-    dumps = {local: _dump(files[local], starts[local], deadline) for local in signalled}
+    dumps = {local: appended(files[local], starts[local], deadline) for local in signalled}
     found: dict[int, Sequence[tuple[str, int, str]]] = {}
     deadline = time.monotonic() + _OUTSIDE_S
     for local, pid in pids.items():
@@ -307,11 +305,10 @@ def read_crash(file: Path) -> tuple[Frame, ...]:
 
 
 def _signal(pid: int, before: Mapping[str, str]) -> bool:
-    """Send the signal to a main thread if it cannot do harm; return whether it was sent."""
-    try:
+    """Send the signal to a main thread if that can do no harm; return whether it was sent."""
+    call = ""
+    with contextlib.suppress(OSError):
         call = Path(f"/proc/{pid}/syscall").read_text()
-    except OSError:
-        call = ""
     harmless = is_harmless(call, before, processes.status(pid), machine=os.uname().machine)
     return harmless and system.signal_main_thread(pid, stack_responder.SIGNAL)
 
@@ -325,27 +322,21 @@ def is_harmless(
 ) -> bool:
     """Return whether the signal is certain to end no call of C code early. Pure.
 
-    A handler interrupts ``sleep``, ``poll`` or ``sem_timedwait``, and a library may take that for
-    the end of its wait. So the thread has a handler, and has computed all the time, or has waited
-    in one call that continues afterwards.
+    A library may take an interrupted ``sleep`` or ``poll`` for the end of its wait. So the thread
+    has computed all the time, or has waited for a lock without a limit, and waits on afterwards.
     """
     caught, blocked = (int(now.get(name, "0"), 16) for name in ("SigCgt", "SigBlk"))
     mask = 1 << (stack_responder.SIGNAL - 1)
     waits = "voluntary_ctxt_switches"
-    in_one_place = waits in now and before.get(waits) == now[waits]
-    if not stack_responder.SIGNAL or not caught & mask or blocked & mask or not in_one_place:
+    has_stayed = waits in now and before.get(waits) == now[waits]
+    if not caught & mask or blocked & mask or not has_stayed:
         return False
     states = {fields.get("State", "")[:1] for fields in (before, now)}
     words = call.split()
-    if states == {"R"}:
-        return True
-    if states != {"S"} or len(words) < 5 or not words[0].isdigit():
-        return False
-    futex, restarted = _RESTARTED.get(machine, (-1, ()))
-    if int(words[0]) != futex:
-        return int(words[0]) in restarted
-    command, timeout = int(words[2], 16) & _FUTEX_COMMAND, int(words[4], 16)
-    return command in _FUTEX_WAITS and not timeout
+    if states != {"S"} or len(words) < 5 or words[0] != _FUTEX.get(machine):
+        return states == {"R"}
+    command, limit = int(words[2], 16) & _FUTEX_COMMAND, int(words[4], 16)
+    return command in _FUTEX_WAITS and not limit
 
 
 def catches(pid: int, signum: int) -> bool:
@@ -354,8 +345,8 @@ def catches(pid: int, signum: int) -> bool:
     return bool(int(caught, 16) >> (signum - 1) & 1)
 
 
-def _dump(file: Path, start: int, deadline: float) -> str:
-    """Return what a rank has written after ``start``, once it has stopped writing."""
+def appended(file: Path, start: int, deadline: float) -> str:
+    """Return what was appended to a file after ``start``, once it has stopped to grow."""
     size, since = _size(file), time.monotonic()
     while time.monotonic() < deadline and (size == start or time.monotonic() - since < _QUIET_S):
         time.sleep(0.005)

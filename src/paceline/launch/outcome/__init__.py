@@ -9,7 +9,6 @@ grace_check   check whether a checkpoint fits into the grace period, and warn as
 nccl          summarise NCCL's log in three lines: interface, transport and algorithm
 node_account  the account of one node: how its part of a run ended, as nodes exchange it at the
               end
-open_files    decide whether the launcher may open enough files, and say when it could not
 rank_exit     rank exits: the records of how ranks ended, which every node sends to all others
 report        the final report of a run: exit status, last lines and findings
 resume        decide how a stopped run is resumed: from which checkpoint, by which command

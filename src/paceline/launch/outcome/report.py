@@ -14,7 +14,7 @@ from paceline.launch.monitor import bottleneck, rare_delays, stage_times, step_p
 from paceline.launch.monitor.bottleneck import RunFacts
 from paceline.launch.monitor.rare_delays import RareDelay
 from paceline.launch.monitor.stage_times import Step, StepTime
-from paceline.launch.outcome import block, open_files, resume, root_cause, weight
+from paceline.launch.outcome import block, resume, root_cause, weight
 from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 from paceline.machine import agreement
@@ -147,11 +147,10 @@ def _failed(run: Run) -> Report:
         counters=run.counters,
     )
     finding = root_cause.with_meeting_fix(verdict.finding, run.ends)
-    # ranks that the launcher did not let in look as if they called other collectives
-    is_inferred = run.hang is None and (verdict.hung or not verdict.causes)
-    reached = [one for one in run.noticed if one.what == open_files.REACHED]
-    if is_inferred and reached:
-        finding = replace(reached[0], severity="error")
+    # ranks that the launcher could not let in look as if they called other collectives
+    short = [one for one in run.noticed if one.name == "too-many-open-files"]
+    if short and run.hang is None and (verdict.hung or not verdict.causes):
+        finding = replace(short[0], severity="error")
     verdict = replace(verdict, finding=finding, threads=root_cause.other_troubles(run.ends))
     was_lost = verdict.lost and not verdict.causes
     advise = resume.after_loss if was_lost else resume.after_failure
@@ -322,8 +321,13 @@ def broken(error: BaseException, *, host: str, run: Run) -> Report:
             where=host,
             fix="look for who ended it: a user, or the memory limit of the job",
         )
-    elif getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
-        finding = replace(open_files.reached(host), evidence=(text,), severity="error")
+    elif isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        finding = Finding(
+            "too-many-open-files",
+            f"the launcher could not continue: {text}",
+            where=host,
+            fix="ulimit -n 65536 before the start",
+        )
     elif lost_store:
         finding = Finding(
             "agent-died",

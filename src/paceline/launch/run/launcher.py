@@ -20,7 +20,7 @@ from paceline.diagnose.explain import printed_loss
 from paceline.errors import EXIT_OK, PacelineError
 from paceline.launch.channel.silence import NodeLost
 from paceline.launch.monitor.attempt import Attempt
-from paceline.launch.outcome import evidence, nccl, node_account, open_files, report
+from paceline.launch.outcome import evidence, nccl, node_account, report
 from paceline.launch.outcome.node_account import NodeAccount
 from paceline.launch.outcome.report import Report, Stop
 from paceline.launch.plan import slurm_times
@@ -37,7 +37,7 @@ from paceline.launch.run.notices import Notices
 from paceline.launch.run.peers import Peers
 from paceline.launch.run.signals import NOTICES, Caught, Signals
 from paceline.launch.run.stop_request import StopRequest, StopSlot
-from paceline.machine import processes, ulimits
+from paceline.machine import processes
 from paceline.rundir import proofs
 from paceline.rundir.files import display_path
 from paceline.text.json_text import print_json
@@ -113,7 +113,6 @@ class Launcher:
         self._stop: Stop | None = None
         self._stop_deadline_s = _NEVER_S  # when the node's thread must have noticed the stop
         self._head_reports = False
-        self._is_out_of_files = False
         self._stop_watch = fork_server.StopWatch(server.pid)
         self._lost_since_s = time.monotonic()
         self._started_s = time.monotonic()
@@ -147,7 +146,6 @@ class Launcher:
         while True:
             self._take_signal(self._taken.next(0.05))
             self._look_at_clock()
-            self._look_at_open_files()
             stopped = self._stop_watch.look()
             if stopped is not None:
                 self._notices.inform(stopped)
@@ -186,11 +184,6 @@ class Launcher:
             self._obey(caught)
         elif ends_at_once:
             self._end_at_once()
-
-    def _look_at_open_files(self) -> None:
-        if not self._is_out_of_files and not ulimits.can_open_more():
-            self._is_out_of_files = True
-            self._notices.warn(open_files.reached(socket.gethostname()))
 
     def _look_at_clock(self) -> None:
         limit_s = self._options.max_time

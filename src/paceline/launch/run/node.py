@@ -8,13 +8,11 @@ import contextlib
 import json
 import os
 import secrets
-import socket
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from paceline import env
 from paceline.errors import Finding
-from paceline.launch.outcome import open_files
 from paceline.launch.plan import mpi_start, slurm_step
 from paceline.launch.plan import plan as planning
 from paceline.launch.plan.starter_defaults import MPI
@@ -22,7 +20,7 @@ from paceline.launch.run import folder as run_folder
 from paceline.launch.run.context import LaunchContext
 from paceline.launch.run.folder import RunFolder
 from paceline.launch.run.link import Link, NodeEnd
-from paceline.machine import interfaces, software, torch_requirements, ulimits
+from paceline.machine import interfaces, software, torch_requirements
 from paceline.machine.cpus import usable_cpus
 from paceline.rundir import identity
 from paceline.rundir.files import RunDir, display_path, write_whole
@@ -108,7 +106,7 @@ class Node:
             if notice is not None:
                 self._context.notices.inform(notice)
         self._write_plan(meeting, folder)
-        self._warn_of_settings(hosts_store=meeting.hosts_store)
+        self._warn_of_settings()
         return meeting, folder
 
     def _write_plan(self, meeting: NodeMeeting, folder: RunFolder) -> None:
@@ -130,17 +128,8 @@ class Node:
             )
         )
 
-    def _warn_of_settings(self, *, hosts_store: bool) -> None:
+    def _warn_of_settings(self) -> None:
         """Print known problems with the environment of this node."""
-        num_local = int(self._plan.nproc.value)
-        short = open_files.shortage(
-            ulimits.soft("nofile"),
-            host=socket.gethostname(),
-            num_local=num_local,
-            num_ranks=num_local * self._options.min_nodes if hosts_store else 0,
-        )
-        if short is not None:
-            self._context.notices.warn(short)
         if (env.read(env.DEBUG_LEVEL) or "").upper() == "DETAIL" and self._plan.backend == "gloo":
             self._context.console.say(_detail_warning().render())
         if self._options.starter_defaults.starter == MPI:
