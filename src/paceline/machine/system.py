@@ -16,6 +16,8 @@ import sys
 import tempfile
 from collections.abc import Collection
 
+from paceline.machine import processes
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -90,12 +92,7 @@ def kill_sessions(leaders: Collection[int]) -> None:
 
 def kernel_wait(pid: int) -> str:
     """Return the kernel function of an uninterruptible wait (state D); empty in other states."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            state = file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
-    if state != "D":
+    if not processes.status(pid).get("State", "").startswith("D"):
         return ""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan", encoding="utf-8") as file:
         place = file.read().strip()

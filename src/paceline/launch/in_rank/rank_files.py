@@ -42,16 +42,6 @@ class RankFiles:
         """All descriptors, in the order in which they are passed to the rank."""
         return self.crash, self.stacks, self.report
 
-    @property
-    def crash_path(self) -> Path:
-        """Path at which this process can read the stacks of a crash."""
-        return _path(self.crash)
-
-    @property
-    def stacks_path(self) -> Path:
-        """Path at which this process can read the stacks that the launcher has requested."""
-        return _path(self.stacks)
-
     def entries(self, kind: str) -> list[dict[str, Any]]:
         """Return the content of the rank's entries of a kind."""
         return _entries(_content(self.report), kind)
@@ -97,7 +87,8 @@ def append(report: int, kind: str, content: dict[str, Any]) -> None:
             os.write(report, line)
 
 
-def _path(handle: int) -> Path:
+def path_of(handle: int) -> Path:
+    """Return the path at which this process can read one of its descriptors."""
     return Path(f"/dev/fd/{handle}")
 
 

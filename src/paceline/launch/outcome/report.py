@@ -321,13 +321,6 @@ def broken(error: BaseException, *, host: str, run: Run) -> Report:
             where=host,
             fix="look for who ended it: a user, or the memory limit of the job",
         )
-    elif isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        finding = Finding(
-            "too-many-open-files",
-            f"the launcher could not continue: {text}",
-            where=host,
-            fix="ulimit -n 65536 before the start",
-        )
     elif lost_store:
         finding = Finding(
             "agent-died",
@@ -351,6 +344,9 @@ def broken(error: BaseException, *, host: str, run: Run) -> Report:
             where=host,
             fix="if this repeats, it is a fault of paceline; please report it with this text",
         )
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            fix = "ulimit -n 65536 before the start"
+            finding = replace(finding, name="too-many-open-files", fix=fix)
     how_to_resume = resume.after_loss(run.last, run.resume_command) if lost_store else []
     lines = [*finding.render().splitlines(), *how_to_resume]
     return Report(EXIT_FAILED, lines, [finding])

@@ -257,7 +257,7 @@ class RankGroup(PContext):
             for entry in self._reported(local, rank_files.RESPONDER):
                 if entry["pid"] == pid:  # its entry has run, and has installed our handler
                     addresses[local] = entry["address"]
-                    files[local] = self.attempt.files[local].stacks_path
+                    files[local] = rank_files.path_of(self.attempt.files[local].stacks)
         leave_out = [int(port)] if port.isdigit() else []
         return stacks.look(pids, addresses, files, quiet=quiet, leave_out=leave_out)
 
@@ -292,7 +292,7 @@ class RankGroup(PContext):
             at_end = self.position(local, stacks.at(failure.frames))
             return replace(at_end, called=stacks.last_call_of(before))
         if crashed and not was_stopped:
-            crash = self.attempt.files[local].crash_path
+            crash = rank_files.path_of(self.attempt.files[local].crash)
             return self.position(local, stacks.at(stacks.read_crash(crash)))
         return self.position(local, self.attempt.looks.get(local))
 
@@ -305,7 +305,8 @@ class RankGroup(PContext):
         rank = attempt.ranks[local]
         bad = ended is not None and ended.code != 0
         crashed = ended is not None and ended.code < 0
-        stack = evidence.read_stack(attempt.files[local].crash_path) if crashed else ()
+        at_crash = attempt.files[local].crash if crashed else -1
+        stack = evidence.read_stack(rank_files.path_of(at_crash)) if crashed else ()
         tail = evidence.last_lines(self._context.console.tail(str(log))) if bad else ()
         crash = self._run_dir.crash(rank, attempt.number) if stack else None
         return RankExit(
