@@ -167,6 +167,9 @@ GLOO_INTERFACE = _variable(
     "interface that gloo uses",
     "the interface with the node's address in this run",
 )
+GLOO_LAZY = _variable(
+    "TORCH_GLOO_LAZY_INIT", "read: whether gloo connects ranks only when they first communicate"
+)
 NCCL_INTERFACE = _variable(
     "NCCL_SOCKET_IFNAME",
     "interfaces that NCCL uses: a prefix, =exact or ^not; set where one was found to lead nowhere",

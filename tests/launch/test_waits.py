@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 import textwrap
 
 import pytest
+
+from starting import started, wait_for
 
 pytestmark = pytest.mark.ci
 
@@ -73,6 +77,10 @@ PROVEN = {
         DESTROYED,
         ("rank 1 (", "has destroyed the process group in which rank 0 waits: all_reduce #1"),
     ),
+    "one creates a group": (
+        "if rank == 1:\n    dist.new_group([0, 1])\ndist.all_reduce(numbers)\n",
+        ("rank 1 (", "new_group, train.py:6", "all_reduce #1, train.py:7"),
+    ),
     "two groups in opposite order": (
         TWO_GROUPS,
         (
@@ -111,3 +119,36 @@ def test_types_that_differ_are_named_with_the_line_of_each_rank(command):
     block = hung(command, kind + "dist.all_reduce(numbers)\n")
     assert "rank 1: all_reduce #1 of 4 elements (Double), train.py:6" in block
     assert "shape and dtype" in block
+
+
+FEW_FILES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (96, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+from paceline.cli.main import main
+sys.argv = ["paceline", "run", "--nproc-per-node", "24", "limit.py"]
+main()
+"""
+
+
+@pytest.mark.cold
+def test_a_low_soft_limit_of_open_files_is_raised_for_the_launcher_alone(command):
+    command.script(
+        "import resource\nprint(*resource.getrlimit(resource.RLIMIT_NOFILE))", "limit.py"
+    )
+    ended = command.run(command.script(FEW_FILES), program="python")
+    assert ended.status == 0, ended.err
+    assert "ranks" in ended.err and {line.split()[0] for line in ended.out.splitlines()} == {"96"}
+
+
+@pytest.mark.cold
+def test_why_says_where_the_ranks_of_a_run_of_paceline_are(command):
+    command.script(START.replace("TIMEOUT", "600") + SLEEPS + "dist.all_reduce(numbers)\n")
+    running = command.start("--nproc-per-node", 2, "--run-dir", "run", "train.py")
+    wait_for(command.folder / "run" / "events.jsonl", 30)
+    for word in ("run", running.process.pid):
+        while "ranks 0-1 of 2" not in (seen := started(command.folder, "why", word)).stdout:
+            pass  # not all ranks have begun
+        assert f" on {socket.gethostname()}, started by paceline run" in seen.stdout
+        assert "rank 1 (" in seen.stdout and "time.sleep(60)" in seen.stdout
+    running.signal(signal.SIGTERM)
+    assert running.wait().status == 143

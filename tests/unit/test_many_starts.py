@@ -95,7 +95,7 @@ def test_looks_at_ranks(sleeper):
     """As at a hang, and as `why` looks at them."""
     rank = RankProcess(sleeper, RankIdentity("torchrun", 0, 1), os.getpid(), "torchrun", "train.py")
     files = {0: Path(os.devnull)}
-    assert_leaves_nothing(lambda number: stacks.look({0: sleeper}, files, quiet=number % 2), 50)
+    assert_leaves_nothing(lambda number: stacks.look({0: sleeper}, {}, files, quiet=number % 2), 50)
     assert_leaves_nothing(lambda number: why_look.watch_ranks([rank], seconds=0), 5)
 
 

@@ -179,7 +179,10 @@ def _doctor(as_json: bool) -> int:
 
 @cli.command("why")
 @click.argument(
-    "words", nargs=-1, metavar="[PID|JOBID|NODE|FILE]...", shell_complete=completed_words.files
+    "words",
+    nargs=-1,
+    metavar="[PID|JOBID|NODE|FOLDER|FILE]...",
+    shell_complete=completed_words.files,
 )
 @click.option(
     "--seconds",
@@ -201,11 +204,12 @@ def _doctor(as_json: bool) -> int:
 )
 @command_help.JSON
 def _why(words: tuple[str, ...], seconds: float, signal: str, collects: bool, as_json: bool) -> int:
-    """Say who waits for whom in a run that torchrun, srun, accelerate or deepspeed has started.
-    Changes nothing.
+    """Say who waits for whom in a run of any launcher: paceline, torchrun, srun, accelerate,
+    deepspeed. Changes nothing.
 
     PID is the process of a launcher or of a rank, JOBID a Slurm job, NODE a host that ssh reaches,
-    FILE what --collect has written. Without one: all ranks of this user on this host.
+    FOLDER a run folder, FILE what --collect has written. Without one: all ranks of this user on
+    this host.
     """
     from paceline import why
 

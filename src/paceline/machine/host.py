@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline import env
-from paceline.machine import gpus, interfaces, processes, torch_requirements
+from paceline.machine import gpus, interfaces, processes, torch_requirements, ulimits
 from paceline.machine.cpus import usable_cpus
 
 
@@ -33,6 +33,7 @@ class HostFacts:
     addresses: tuple[tuple[str, str], ...]
     granted_gpus: int = 0  # GPUs that a scheduler assigned to the run on this node; 0 if unknown
     python_flags: tuple[str, ...] = ()  # flags of the launcher's interpreter, such as ``-O``
+    most_files: int | None = None  # that this user may have open in a process; None if unlimited
 
 
 def gather(
@@ -56,6 +57,7 @@ def gather(
         addresses=interfaces.addresses(),
         granted_gpus=0 if visible_devices == "" else granted_gpus,
         python_flags=python_flags(sys.orig_argv),
+        most_files=ulimits.hard("nofile"),
     )
 
 

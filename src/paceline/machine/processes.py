@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -52,6 +53,16 @@ def status(pid: int) -> dict[str, str]:
         return parse_status(Path(f"/proc/{pid}/status").read_text(errors="replace"))
     except OSError:
         return {}
+
+
+def open_files(pid: int) -> dict[str, str]:
+    """Return what a process has open, such as ``socket:[12]``, by descriptor; empty if hidden."""
+    targets = {}
+    with contextlib.suppress(OSError):
+        for handle in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed in the meantime
+                targets[handle] = os.readlink(f"/proc/{pid}/fd/{handle}")
+    return targets
 
 
 def own_bytes(pid: int) -> int:

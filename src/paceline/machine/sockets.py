@@ -7,12 +7,12 @@ need no privileges.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
 import struct
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
+
+from paceline.machine import processes
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY = 20
@@ -40,8 +40,12 @@ def traffic(pids: Iterable[int], *, leave_out: Collection[int] = ()) -> dict[int
     Returns:
         Both by process id, without processes whose sockets cannot be read.
     """
-    sockets = {pid: _sockets_of(pid) for pid in pids}
-    visible = {pid: inodes for pid, inodes in sockets.items() if inodes is not None}
+    files = {pid: processes.open_files(pid).values() for pid in pids}
+    visible = {
+        pid: {int(target[8:-1]) for target in targets if target.startswith("socket:[")}
+        for pid, targets in files.items()
+        if targets
+    }
     moved = _all_moved(leave_out) if visible else None
     if moved is None:
         return {}
@@ -50,21 +54,6 @@ def traffic(pids: Iterable[int], *, leave_out: Collection[int] = ()) -> dict[int
         pid: (sum(one for one, _ in pairs), sum(other for _, other in pairs))
         for pid, pairs in figures.items()
     }
-
-
-def _sockets_of(pid: int) -> set[int] | None:
-    """Return the inodes of a process's sockets; None if they are not visible."""
-    inodes = set()
-    try:
-        handles = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return None
-    for handle in handles:
-        with contextlib.suppress(OSError):  # closed in the meantime
-            target = os.readlink(f"/proc/{pid}/fd/{handle}")
-            if target.startswith("socket:["):
-                inodes.add(int(target[8:-1]))
-    return inodes
 
 
 def _all_moved(leave_out: Collection[int]) -> dict[int, tuple[int, int]] | None:

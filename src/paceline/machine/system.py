@@ -16,9 +16,12 @@ import sys
 import tempfile
 from collections.abc import Collection
 
+from paceline.machine import processes
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number
 _HIGH = 1 << 14  # the highest number at which a descriptor is kept: a fork copies all below it
 _ROOM = 8  # descriptors that a process keeps there, at most
 
@@ -89,12 +92,7 @@ def kill_sessions(leaders: Collection[int]) -> None:
 
 def kernel_wait(pid: int) -> str:
     """Return the kernel function of an uninterruptible wait (state D); empty in other states."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            state = file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
-    if state != "D":
+    if not processes.status(pid).get("State", "").startswith("D"):
         return ""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan", encoding="utf-8") as file:
         place = file.read().strip()
@@ -108,6 +106,12 @@ def set_name(name: str) -> bool:
     if _libc is None:
         return False
     return int(_libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)) == 0
+
+
+def signal_main_thread(pid: int, signum: int) -> bool:
+    """Send a signal to the main thread of a process: no other thread handles it."""
+    number = _TGKILL.get(os.uname().machine)
+    return _libc is not None and number is not None and not _libc.syscall(number, pid, pid, signum)
 
 
 def flush_c_streams() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 
 UNLIMITED = -1
@@ -16,6 +17,13 @@ def soft(name: str) -> int | None:
 def hard(name: str) -> int | None:
     """Return the maximum to which this process may raise the limit in effect."""
     return _limits(name)[1]
+
+
+def raise_open_files() -> None:
+    """Let this process, and what it forks from now on, open as many files as the user may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS refuses what it calls the maximum
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _limits(name: str) -> tuple[int | None, int | None]:

@@ -132,7 +132,7 @@ class Answers:
 def _positions(pids: Mapping[int, int], folder: Path) -> dict[int, tuple[Frame, ...]]:
     """Return the stack of each rank, outermost frame first, from the test's own first frame on."""
     files = {rank: _stacks_file(folder, rank) for rank in pids}
-    return {rank: look.frames for rank, look in stacks.look(pids, files).items()}
+    return {rank: look.frames for rank, look in stacks.look(pids, {}, files).items()}
 
 
 def _stacks_file(folder: Path, rank: int) -> Path:

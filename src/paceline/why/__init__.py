@@ -123,8 +123,5 @@ def _describe_process(pid: int) -> str:
         )
     words = processes.command(pid)
     if processes.is_paceline(words):
-        return (
-            f"process {pid} is paceline's own: a run of `paceline run` is watched by its launcher,"
-            " which prints it"
-        )
+        return f"process {pid} is paceline's own, and none of its ranks runs a script yet"
     return f"process {pid} has no rank's variables: {shlex.join(words)[:80]}"

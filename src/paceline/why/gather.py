@@ -78,8 +78,10 @@ def _task(word: str, options: WatchOptions) -> Callable[[], Collection]:
         if ranks:
             return lambda: Collection(_watch(ranks, options))
         return lambda: _of_job(word, options)
+    if any(Path(word).glob("events*.jsonl")):  # a run folder
+        return lambda: Collection(_watch(processes.of_folder(_visible(), word), options))
     if not _HOST.fullmatch(word):
-        what = f"{word!r} is not a process, the number of a Slurm job, a host or a file"
+        what = f"{word!r} is no process, number of a Slurm job, host, run folder or file"
         raise option_invalid(what, fix="paceline why --help")
     return lambda: _by_ssh(word, options)
 

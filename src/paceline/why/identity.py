@@ -27,6 +27,7 @@ _FAMILIES = (
 )
 # Variables of a rank that say how torch and NCCL can be queried.
 _SETTINGS = (
+    "PACELINE_RUN_DIR",
     "MASTER_PORT",
     "TORCH_WORKER_SERVER_SOCKET",
     "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",

@@ -24,9 +24,10 @@ from paceline.launch.monitor import child_processes, child_stacks, fork_deadlock
 from paceline.launch.monitor.child_processes import ChildProcess
 from paceline.launch.monitor.fork_deadlock import WorkerLook
 from paceline.launch.monitor.position import DATA, STOPPED, UNKILLABLE, Frame, Position, classify
-from paceline.launch.monitor.proof import Call, Stand
+from paceline.launch.monitor.proof import Stand
 from paceline.launch.monitor.stacks import Look
 from paceline.launch.probe import stack_responder
+from paceline.machine.processes import open_files
 from paceline.machine.user_code import is_users
 from paceline.why import processes, rank_state, recorder, signalled
 from paceline.why.loops import Nest, nest
@@ -125,7 +126,8 @@ def _sample(
         if (port := rank.identity.settings.get("MASTER_PORT", "")).isdigit()
     }
     # NCCL's watchdog asks the store once a second, also in a hang: these bytes are no progress.
-    looks = stacks.look({rank.pid: rank.pid for rank in ranks}, {}, quiet=True, leave_out=ports)
+    pids, addresses = {rank.pid: rank.pid for rank in ranks}, {r.pid: r.address for r in ranks}
+    looks = stacks.look(pids, addresses, {}, quiet=True, leave_out=ports)
     return list(
         pool.map(
             lambda rank: _sample_rank(rank, looks[rank.pid], with_recorder=with_recorder), ranks
@@ -242,7 +244,7 @@ def _account(rank: RankProcess, samples: Sequence[Sample]) -> Account:
     return replace(
         base,
         position=_position(rank, samples, motion),
-        stand=_stand(identity.rank, first.look, last.look),
+        stand=stacks.stand_of(identity.rank, first.look, last.look),
         motion=motion,
         places=_places(identity.rank, looks, _folder(rank.pid)),
         facts=_facts(first, last),
@@ -311,19 +313,6 @@ def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Posi
     )
 
 
-def _stand(rank: int, before: Look, now: Look) -> Stand:
-    if not now.answer:
-        return Stand(rank)
-    return Stand(
-        rank,
-        blocked=stacks.is_blocked(before, now),
-        pending=tuple(Call(*values) for values in now.answer["pending"]),
-        recent=tuple(Call(*values) for values in now.answer["recent"]),
-        whole=now.answer["whole"],
-        members=now.answer["members"],
-    )
-
-
 def _places(rank: int, looks: Sequence[Look], folder: str) -> tuple[str, ...]:
     shortened = (_shortened(look.frames, folder) for look in looks if look.frames)
     return tuple(dict.fromkeys(Position(rank, frames=frames).spot for frames in shortened))
@@ -342,12 +331,8 @@ def _facts(first: Sample, last: Sample) -> tuple[str, ...]:
 
 def _has_gpu(pid: int) -> bool:
     """Return whether a process has opened a GPU of NVIDIA or AMD."""
-    try:
-        handles = os.listdir(f"/proc/{pid}/fd")
-        targets = (os.readlink(f"/proc/{pid}/fd/{handle}") for handle in handles)
-        return any(target.startswith(("/dev/nvidia", "/dev/kfd")) for target in targets)
-    except OSError:
-        return False
+    targets = open_files(pid).values()
+    return any(target.startswith(("/dev/nvidia", "/dev/kfd")) for target in targets)
 
 
 def _deadlock(rank: RankProcess, samples: Sequence[Sample]) -> Finding | None:

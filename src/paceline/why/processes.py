@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline import env
+from paceline.launch.in_rank import rank_files
 from paceline.why.identity import RANK, RankIdentity
 from paceline.why.identity import read as read_identity
 
@@ -27,6 +29,7 @@ class RankProcess:
     launcher: int  # process id of the process that started the rank
     started_by: str  # description of that process: ``torchrun (process 4242)``
     script: str  # command that the rank runs: ``train.py --lr 0.1``
+    address: str = ""  # where its stack responder listens; empty if it has none
 
 
 def is_possible() -> bool:
@@ -40,7 +43,7 @@ def find() -> list[RankProcess]:
     identities = {
         pid: identity
         for pid in parents
-        if is_own(pid) and (identity := _identity(pid)) is not None and _may_train(pid)
+        if is_own(pid) and _may_train(pid) and (identity := _identity(pid)) is not None
     }
     pids = [
         pid for pid in choose(identities, parents) if identities[pid].family == RANK or _trains(pid)
@@ -83,6 +86,12 @@ def belonging(ranks: Sequence[RankProcess], pid: int) -> list[RankProcess]:
     return [rank for rank in ranks if rank.identity.run in runs]
 
 
+def of_folder(ranks: Sequence[RankProcess], folder: str) -> list[RankProcess]:
+    """Return the ranks of the run of ``paceline run`` that has a run folder."""
+    name, path = env.RUN_DIR, os.path.realpath(folder)
+    return [it for it in ranks if os.path.realpath(it.identity.settings.get(name, "/")) == path]
+
+
 def owner(pid: int) -> int | None:
     """Return the user id of a process, None if the process does not exist."""
     try:
@@ -114,7 +123,9 @@ def _identity(pid: int) -> RankIdentity | None:
     pairs = (
         pair.partition("=") for pair in _read(pid, "environ").decode(errors="replace").split("\0")
     )
-    return read_identity({name: value for name, _, value in pairs})
+    environ = {name: value for name, _, value in pairs}
+    # a rank of paceline's has its launcher's environment there: it was forked
+    return read_identity(environ | rank_files.responder_of(pid).get("environ", {}))
 
 
 def _may_train(pid: int) -> bool:
@@ -157,7 +168,11 @@ def has_loaded(
 
 
 def _rank(pid: int, identity: RankIdentity, launcher: int) -> RankProcess:
-    return RankProcess(pid, identity, launcher, _started_by(launcher), script_of(command(pid)))
+    if _read(launcher, "comm").strip() == b"paceline-warm":
+        launcher = _parents().get(launcher, launcher)
+    address = rank_files.responder_of(pid).get("address", "")
+    script = script_of(command(pid))
+    return RankProcess(pid, identity, launcher, _started_by(launcher), script, address)
 
 
 def _started_by(launcher: int) -> str:
@@ -165,6 +180,8 @@ def _started_by(launcher: int) -> str:
     names = {os.path.basename(word) for word in words[:3]}
     if names & {"torchrun", "torch.distributed.run", "torch.distributed.launch"}:
         what = "torchrun"
+    elif is_paceline(words):
+        what = "paceline run"
     else:
         what = next(
             (

@@ -18,7 +18,6 @@ from pathlib import Path
 from paceline.launch.monitor import position, stacks
 
 _ANSWER_S = 1.0
-_QUIET_S = 0.05  # a dump is complete once it has not grown for this time
 _ONE_BY_ONE = threading.Lock()  # ranks may write to the same file
 
 
@@ -52,24 +51,8 @@ def ask(
         with _ONE_BY_ONE:
             start = file.stat().st_size
             os.kill(pid, signum)
-            text = _appended_text(file, start)
+            text = stacks.appended(file, start, time.monotonic() + _ANSWER_S)
     except OSError as error:
         return [], f"{name}: {error.strerror}"
     frames = list(position.parse(text))
     return frames, "" if frames else f"it wrote no stack to its stderr when {name} was sent"
-
-
-def _appended_text(file: Path, start: int) -> str:
-    """Return the text that was appended to a file after position ``start``, once it has stopped
-    growing.
-    """
-    deadline = time.monotonic() + _ANSWER_S
-    size, since_s = start, time.monotonic()
-    while time.monotonic() < deadline and (size == start or time.monotonic() - since_s < _QUIET_S):
-        time.sleep(0.01)
-        now = file.stat().st_size
-        if now != size:
-            size, since_s = now, time.monotonic()
-    with file.open("rb") as stream:
-        stream.seek(start)
-        return stream.read(size - start).decode(errors="replace")

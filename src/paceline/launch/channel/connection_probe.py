@@ -146,20 +146,21 @@ def _any_port_answers(address: str) -> bool:
     """Return whether any of a few ports accepts a connection or refuses it with a reset."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.ExitStack() as stack:
-        pending = []
+        pending, poller = {}, select.poll()  # not select, which refuses descriptors from 1024 on
         for port in _OTHER_PORTS:
             probe = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
             probe.setblocking(False)
             if probe.connect_ex((address, port)) == errno.ECONNREFUSED:
                 return True
-            pending.append(probe)
+            pending[probe.fileno()] = probe
+            poller.register(probe, select.POLLOUT)
         deadline = time.monotonic() + _ELSEWHERE_S
         while pending and (remaining_s := deadline - time.monotonic()) > 0:
-            _, ready, _ = select.select([], pending, [], remaining_s)
-            for probe in ready:
+            for handle, _ in poller.poll(remaining_s * 1000):
+                probe = pending.pop(handle)
                 if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (0, errno.ECONNREFUSED):
                     return True
-                pending.remove(probe)
+                poller.unregister(probe)
     return False
 
 

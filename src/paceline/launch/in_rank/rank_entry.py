@@ -57,6 +57,8 @@ _MOST_THREADS = 3
 _MOST_FRAMES, _MOST_TEXT, _MOST_MESSAGE = 200, 1 << 17, 1 << 14
 # They end a process that has no handler for them: where it was is then recorded, as in a crash.
 _DEADLY = (signal.SIGXCPU, signal.SIGXFSZ, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
+# By which ``paceline why`` knows a forked rank, which has the launcher's environment in ``/proc``.
+_OF_THE_RANK = (env.RANK, env.WORLD_SIZE, env.LOCAL_WORLD_SIZE, env.MASTER_ADDR, env.MASTER_PORT)
 _TORCHS_HANDLER = "torch.distributed.elastic.multiprocessing.errors"
 # Modules of hooks that only print: Python's, and torch's, which names the rank.
 _PRINTING_HOOKS = ("sys", "torch.distributed.distributed_c10d")
@@ -167,7 +169,14 @@ def _prepare(task: RankTask) -> memoryview[int]:
             if signal.getsignal(signum) == signal.SIG_DFL:
                 faulthandler.register(signum, file=task.crash, chain=True)
     if task.stacks >= 0:
-        stack_responder.install(task.stacks)
+        address = stack_responder.install(task.stacks)
+        environ = {
+            name: task.env[name] for name in (*_OF_THE_RANK, env.RUN_DIR) if name in task.env
+        }
+        # with --virtual-local-rank each rank has 0 in its environment
+        environ[env.LOCAL_RANK] = str(task.local_rank)
+        entry = {"pid": os.getpid(), "address": address, "environ": environ}
+        rank_files.append(task.report, rank_files.RESPONDER, entry)
     _record_threads(task)
     if task.pulse >= 0:
         counters.board = counters.SharedCounters(task.pulse, task.num_local_ranks)

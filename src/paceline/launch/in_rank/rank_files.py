@@ -9,16 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.machine import system
+from paceline.machine import processes, system
 from paceline.rundir import owned
 
 # Kinds of entries in a rank's report.
 FAILURE, THREAD, VARIABLE, MEETING = "failure", "thread", "variable", "meeting"
+RESPONDER = "responder"  # where the rank answers, and which rank it is
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,9 @@ class RankFiles:
         """All descriptors, in the order in which they are passed to the rank."""
         return self.crash, self.stacks, self.report
 
-    @property
-    def crash_path(self) -> Path:
-        """Path at which this process can read the stacks of a crash."""
-        return _path(self.crash)
-
-    @property
-    def stacks_path(self) -> Path:
-        """Path at which this process can read the stacks that the launcher has requested."""
-        return _path(self.stacks)
-
     def entries(self, kind: str) -> list[dict[str, Any]]:
         """Return the content of the rank's entries of a kind."""
-        return [entry["content"] for entry in self._read_report() if entry["kind"] == kind]
+        return _entries(_content(self.report), kind)
 
     def keep(self, *, crash: Path, stacks: Path) -> None:
         """Copy the stacks into the run folder, as far as it can be written."""
@@ -70,12 +60,24 @@ class RankFiles:
         for handle in self.handles:
             os.close(handle)
 
-    def _read_report(self) -> Iterator[dict[str, Any]]:
-        # the text after the last line feed is still being written
-        *lines, _ = _content(self.report).split(b"\n")
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                yield json.loads(line)
+
+def responder_of(pid: int) -> dict[str, Any]:
+    """Return a rank's entry about its responder; empty for its launcher, which has the file too."""
+    for handle, target in processes.open_files(pid).items():
+        if target.startswith("/memfd:paceline-report"):
+            with contextlib.suppress(OSError):
+                entries = _entries(Path(f"/proc/{pid}/fd/{handle}").read_bytes(), RESPONDER)
+                return next((entry for entry in entries if entry["pid"] == pid), {})
+    return {}
+
+
+def _entries(report: bytes, kind: str) -> list[dict[str, Any]]:
+    *lines, _ = report.split(b"\n")  # the text after the last line feed is still being written
+    entries = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            entries.append(json.loads(line))
+    return [entry["content"] for entry in entries if entry["kind"] == kind]
 
 
 def append(report: int, kind: str, content: dict[str, Any]) -> None:
@@ -86,7 +88,8 @@ def append(report: int, kind: str, content: dict[str, Any]) -> None:
             os.write(report, line)
 
 
-def _path(handle: int) -> Path:
+def path_of(handle: int) -> Path:
+    """Return the path at which this process can read one of its descriptors."""
     return Path(f"/dev/fd/{handle}")
 
 

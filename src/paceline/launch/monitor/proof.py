@@ -10,6 +10,8 @@ A proof ends a run, so it rests only on what a rank itself has recorded, never o
   prove nothing: the root of a broadcast continues while its bytes travel.
 - The same circle with ranks in ``send`` or ``recv``, whose other end is known: each waits for a
   rank of the circle that does not do its counterpart, and no bytes are on their way.
+- The same circle with a rank in ``new_group``, for which it needs all ranks of the new group: torch
+  numbers these calls, and another rank has not made that one.
 - A rank is in a collective of a group, and the process of another member has ended, or has
   destroyed the group.
 
@@ -109,6 +111,9 @@ class Stand:
     peer: int = -1  # the rank that it sends to or receives from, in a call that waits; -1 for none
     sends: bool = False  # it sends to ``peer``
     queued: bool = False  # bytes are on their way on its sockets
+    groups: int = -1  # how many groups it has named so far; -1 if unknown
+    creates: int = -1  # the number of the group that it waits to create; -1 if it does not
+    needs: tuple[int, ...] = ()  # the ranks that must create it too
 
     def has_not_called(self, call: Call) -> bool:
         """Return whether it is certain that the rank has not called a collective yet."""
@@ -183,6 +188,9 @@ def _cycle(by_rank: Mapping[int, Stand]) -> HangProof | None:
 
 def _waits_for_one_of(stuck: Collection[int], stand: Stand, by_rank: Mapping[int, Stand]) -> bool:
     """Return whether a blocked rank waits for what a rank of ``stuck`` has not done."""
+    if stand.creates >= 0:
+        others = [by_rank[rank] for rank in stand.needs if rank in stuck]
+        return any(0 <= other.groups <= stand.creates for other in others)
     if stand.peer < 0:
         return any(_lacks(stuck, call, stand, by_rank) for call in stand.pending)
     if stand.peer not in stuck or stand.queued:

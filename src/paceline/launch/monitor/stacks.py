@@ -2,7 +2,7 @@
 
 This module collects and decides nothing. All ranks of a node together take some milliseconds, or
 half a second if one does not answer. As a last resort a rank gets a signal: only if its stack
-responder does not answer and the rank has a handler for it. Children of a rank never get one.
+responder does not answer, and ``is_harmless`` says that nothing notices. Children never get one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 
 from paceline.launch.monitor import child_stacks, conditional_line, position
 from paceline.launch.monitor.position import Frame, Position
-from paceline.launch.monitor.proof import Call
+from paceline.launch.monitor.proof import Call, Stand
 from paceline.launch.probe import stack_responder
-from paceline.machine import processes, sockets
+from paceline.machine import processes, sockets, system
 from paceline.machine.user_code import is_users
 from paceline.text import wording
 
@@ -32,13 +32,16 @@ from paceline.text import wording
 _ANSWER_S = 0.5
 _QUIET_ANSWER_S = 1.5  # for looks without a signal, whose result is not urgent
 # A dump is complete when it has not grown for this time.
-_QUIET_S = 0.02
+_QUIET_S = 0.05
 # The number of workers to look at, for a rank that waits for its loader.
 _WORKERS = 4
 _WORKERS_S = 3.0  # for all workers of one rank
 # A rank that is still uses less than this share of a CPU, copies less than this (an answer to the
 # launcher is smaller), and wakes less often: torch's wait for a worker wakes every 5 s.
 _STILL_CPU, _MOVING_BYTES, _WAKES_EVERY_S = 0.05, 1 << 18, 2.5
+_OUTSIDE_S = 2.0  # for py-spy at all ranks that do not answer
+# The call's number; its commands without two flags: WAIT, LOCK_PI, WAIT_BITSET (linux/futex.h)
+_FUTEX, _FUTEX_COMMAND, _FUTEX_WAITS = {"x86_64": "202", "aarch64": "98"}, ~(128 | 256), (0, 6, 9)
 _GUARDED = 32  # lines of a stack for which an ``if`` around them is searched
 
 
@@ -69,7 +72,9 @@ class Look:
 
 def look(
     pids: Mapping[int, int],  # process id of each rank, by local rank; all of them alive
-    files: Mapping[int, Path],  # the file that faulthandler writes to, by local rank
+    addresses: Mapping[int, str],  # where responders listen, by local rank
+    # the file that faulthandler writes to, by local rank; ranks without one get no signal
+    files: Mapping[int, Path],
     *,
     quiet: bool = False,  # send no signal, and skip DataLoader workers
     leave_out: Collection[int] = (),  # ports of connections that carry no collectives
@@ -79,15 +84,17 @@ def look(
     running = {
         local: pid for local, pid in pids.items() if statuses[local].get("State", "")[:1] != "T"
     }
-    answers = _ask_responders(running, wait_s=_QUIET_ANSWER_S if quiet else _ANSWER_S)
+    asked = {local: addresses[local] for local in running if addresses.get(local)}
+    wait_s = _QUIET_ANSWER_S if quiet else _ANSWER_S
+    answers = _ask_responders(asked, running, wait_s=wait_s)
     silent = {local: pid for local, pid in running.items() if local not in answers}
-    dumps = {} if quiet else _signalled(silent, files)
+    outside = {} if quiet else _from_outside(silent, files, statuses)
     traffic = sockets.traffic(pids.values(), leave_out=leave_out)
     return {
         local: _look_at(
             pid,
             answers.get(local, {}),
-            dumps.get(local, ""),
+            outside.get(local, ()),
             status=statuses[local],
             traffic=traffic.get(pid, (-1, -1)),
             quiet=quiet,
@@ -99,7 +106,7 @@ def look(
 def _look_at(
     pid: int,
     answer: dict[str, Any],
-    dump: str,
+    outside: Sequence[tuple[str, int, str]],  # its main thread's stack, if it does not answer
     *,
     status: Mapping[str, str],
     traffic: tuple[int, int],
@@ -107,7 +114,7 @@ def _look_at(
 ) -> Look:
     threads = answer.get("threads", [])
     main = next((thread["frames"] for thread in threads if thread["main"]), None)
-    frames = _frames(position.parse(dump) if main is None else main)
+    frames = _frames(outside if main is None else main)
     in_data = position.classify(frames)[0] == position.DATA
     cpu_s, io_bytes = _work(pid)
     return Look(
@@ -185,7 +192,31 @@ def is_blocked(before: Look, now: Look) -> bool:
     if may_call_more or now.state != "S":
         return False
     is_waiting = bool(now.answer["pending"]) and (is_in_collective(now) or waits_for_work(now))
-    return (is_waiting or peer_of(now) >= 0) and _traces(before) == _traces(now)
+    is_waiting = is_waiting or peer_of(now) >= 0 or _main(now).get("creates", -1) >= 0
+    return is_waiting and _traces(before) == _traces(now)
+
+
+def stand_of(rank: int, before: Look | None, now: Look) -> Stand:
+    """Return what a rank waits in, as far as two looks make it certain enough for a proof."""
+    answer = now.answer
+    if not answer:
+        return Stand(rank)
+    return Stand(
+        rank,
+        blocked=before is not None and is_blocked(before, now),
+        pending=tuple(Call(*values) for values in answer["pending"]),
+        recent=tuple(Call(*values) for values in answer["recent"]),
+        whole=answer["whole"],
+        members=answer["members"],
+        destroyed=tuple(answer.get("destroyed", ())),
+        in_work=not is_in_collective(now),
+        peer=peer_of(now),
+        sends=bool(now.frames) and now.frames[-1].function == "send",
+        queued=now.queued_bytes != 0,
+        groups=answer.get("groups", -1),
+        creates=_main(now).get("creates", -1),
+        needs=tuple(_main(now).get("needs", ())),
+    )
 
 
 def is_in_collective(look: Look) -> bool:
@@ -245,12 +276,22 @@ def _is_timer(frames: Sequence[Sequence[Any]]) -> bool:
     return (("threading.py", "run"), ("threading.py", "wait")) in itertools.pairwise(inner)
 
 
-def _signalled(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, str]:
-    """Return the stacks that ranks write after a signal."""
+def _from_outside(
+    pids: Mapping[int, int], files: Mapping[int, Path], before: Mapping[int, Mapping[str, str]]
+) -> dict[int, Sequence[tuple[str, int, str]]]:
+    """Return the stacks of ranks that do not answer: by a signal if it is harmless, or py-spy."""
     deadline = time.monotonic() + _ANSWER_S  # for all together
-    starts = {local: _size(files[local]) for local in pids}
-    signalled = [local for local, pid in pids.items() if _signal(pid)]
-    return {local: _dump(files[local], starts[local], deadline) for local in signalled}
+    starts = {local: _size(files[local]) for local in pids if local in files}
+    signalled = [local for local in starts if _signal(pids[local], before[local])]
+    dumps = {local: appended(files[local], starts[local], deadline) for local in signalled}
+    found: dict[int, Sequence[tuple[str, int, str]]] = {}
+    deadline = time.monotonic() + _OUTSIDE_S
+    for local, pid in pids.items():
+        found[local] = position.parse(dumps.get(local, ""))
+        if not found[local]:
+            threads, _ = child_stacks.threads(pid, limit_s=deadline - time.monotonic())
+            found[local] = child_stacks.main_thread(pid, threads)
+    return found
 
 
 def at(frames: tuple[Frame, ...]) -> Look:
@@ -263,14 +304,39 @@ def read_crash(file: Path) -> tuple[Frame, ...]:
     return _frames(position.parse(_text(file, 0)))
 
 
-def _signal(pid: int) -> bool:
-    """Send the signal, unless it would kill the process: a program may run without our entry."""
-    if not stack_responder.SIGNAL or not catches(pid, stack_responder.SIGNAL):
-        return False
+def _signal(pid: int, before: Mapping[str, str]) -> bool:
+    """Send the signal to a main thread if that can do no harm; return whether it was sent."""
+    call = ""
     with contextlib.suppress(OSError):
-        os.kill(pid, stack_responder.SIGNAL)
-        return True
-    return False
+        call = Path(f"/proc/{pid}/syscall").read_text()
+    harmless = is_harmless(call, before, processes.status(pid), machine=os.uname().machine)
+    return harmless and system.signal_main_thread(pid, stack_responder.SIGNAL)
+
+
+def is_harmless(
+    call: str,  # the ``/proc/PID/syscall`` of a main thread; empty if it cannot be read
+    before: Mapping[str, str],  # its ``/proc/PID/status`` when it was asked
+    now: Mapping[str, str],  # the same when it has not answered
+    *,
+    machine: str,
+) -> bool:
+    """Return whether the signal is certain to end no call of C code early. Pure.
+
+    A library may take an interrupted ``sleep`` or ``poll`` for the end of its wait. So the thread
+    has computed all the time, or has waited for a lock without a limit, and waits on afterwards.
+    """
+    caught, blocked = (int(now.get(name, "0"), 16) for name in ("SigCgt", "SigBlk"))
+    mask = 1 << (stack_responder.SIGNAL - 1)
+    waits = "voluntary_ctxt_switches"
+    has_stayed = waits in now and before.get(waits) == now[waits]
+    if not caught & mask or blocked & mask or not has_stayed:
+        return False
+    states = {fields.get("State", "")[:1] for fields in (before, now)}
+    words = call.split()
+    if states != {"S"} or len(words) < 5 or words[0] != _FUTEX.get(machine):
+        return states == {"R"}
+    command, limit = int(words[2], 16) & _FUTEX_COMMAND, int(words[4], 16)
+    return command in _FUTEX_WAITS and not limit
 
 
 def catches(pid: int, signum: int) -> bool:
@@ -279,8 +345,8 @@ def catches(pid: int, signum: int) -> bool:
     return bool(int(caught, 16) >> (signum - 1) & 1)
 
 
-def _dump(file: Path, start: int, deadline: float) -> str:
-    """Return what a rank has written after ``start``, once it has stopped writing."""
+def appended(file: Path, start: int, deadline: float) -> str:
+    """Return what was appended to a file after ``start``, once it has stopped to grow."""
     size, since = _size(file), time.monotonic()
     while time.monotonic() < deadline and (size == start or time.monotonic() - since < _QUIET_S):
         time.sleep(0.005)
@@ -373,7 +439,9 @@ def _work(pid: int) -> tuple[float, int]:
     return cpu_s, io_bytes
 
 
-def _ask_responders(pids: Mapping[int, int], *, wait_s: float) -> dict[int, dict[str, Any]]:
+def _ask_responders(
+    addresses: Mapping[int, str], pids: Mapping[int, int], *, wait_s: float
+) -> dict[int, dict[str, Any]]:
     """Return the answers of the ranks' stack responders, by local rank."""
     answers: dict[int, dict[str, Any]] = {}
     if sys.platform != "linux":
@@ -382,16 +450,15 @@ def _ask_responders(pids: Mapping[int, int], *, wait_s: float) -> dict[int, dict
         asker.settimeout(0.05)
         locals_by_pid: dict[int, int] = {}  # of the ranks that were asked
         with contextlib.suppress(OSError):
-            asker.bind("")  # the kernel chooses an abstract name for the answers
-        for local, pid in pids.items():
+            asker.bind(f"\0paceline-asker-{os.urandom(16).hex()}")
+        for local, address in addresses.items():
             with contextlib.suppress(OSError):
-                asker.sendto(b"where", stack_responder.address(pid))
-                locals_by_pid[pid] = local
+                asker.sendto(b"where", address)
+                locals_by_pid[pids[local]] = local
         deadline = time.monotonic() + wait_s
         while len(answers) < len(locals_by_pid) and time.monotonic() < deadline:
             with contextlib.suppress(TimeoutError, ValueError):
                 answer, _, sender, _ = stack_responder.receive(asker, 1 << 18)
-                # another process may use the rank's name, or send here unasked
-                if sender in locals_by_pid:
+                if sender in locals_by_pid:  # any process may send here unasked
                     answers[locals_by_pid[sender]] = json.loads(answer)
     return answers

@@ -20,7 +20,7 @@ from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.monitor import hang, observations, proof, stacks, waiting
 from paceline.launch.monitor.attempt import WatchedRanks
 from paceline.launch.monitor.position import STOPPED, Position
-from paceline.launch.monitor.proof import Call, Stand
+from paceline.launch.monitor.proof import Stand
 from paceline.launch.monitor.stacks import Look
 from paceline.text.plain_data import read_as
 
@@ -313,21 +313,7 @@ class Watch:
         ended = attempt.ended.get(local)
         if look is None or not look.answer:
             return Stand(rank, ended=ended is not None and not ended.code)
-        answer = look.answer
-        before = earlier[1].get(local)
-        return Stand(
-            rank,
-            blocked=before is not None and stacks.is_blocked(before, look),
-            pending=tuple(Call(*values) for values in answer["pending"]),
-            recent=tuple(Call(*values) for values in answer["recent"]),
-            whole=answer["whole"],
-            members=answer["members"],
-            destroyed=tuple(answer.get("destroyed", ())),
-            in_work=not stacks.is_in_collective(look),
-            peer=stacks.peer_of(look),
-            sends=bool(look.frames) and look.frames[-1].function == "send",
-            queued=look.queued_bytes != 0,
-        )
+        return stacks.stand_of(rank, earlier[1].get(local), look)
 
     def _judge(self, accounts: Iterable[dict[str, Any]]) -> WatchVerdict:
         listed = list(accounts)

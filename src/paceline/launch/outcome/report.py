@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -146,6 +147,10 @@ def _failed(run: Run) -> Report:
         counters=run.counters,
     )
     finding = root_cause.with_meeting_fix(verdict.finding, run.ends)
+    # ranks that the launcher could not let in look as if they called other collectives
+    short = [one for one in run.noticed if one.name == "too-many-open-files"]
+    if short and run.hang is None and (verdict.hung or not verdict.causes):
+        finding = replace(short[0], severity="error")
     verdict = replace(verdict, finding=finding, threads=root_cause.other_troubles(run.ends))
     was_lost = verdict.lost and not verdict.causes
     advise = resume.after_loss if was_lost else resume.after_failure
@@ -339,6 +344,9 @@ def broken(error: BaseException, *, host: str, run: Run) -> Report:
             where=host,
             fix="if this repeats, it is a fault of paceline; please report it with this text",
         )
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            fix = "ulimit -n 65536 before the start"
+            finding = replace(finding, name="too-many-open-files", fix=fix)
     how_to_resume = resume.after_loss(run.last, run.resume_command) if lost_store else []
     lines = [*finding.render().splitlines(), *how_to_resume]
     return Report(EXIT_FAILED, lines, [finding])

@@ -88,7 +88,26 @@ def make(
         hang=choose_hang(options, gpus=facts.num_gpus > 0),
         keep_alive_s=choose_keep_alive(options.max_nodes),
         last_call_s=choose_last_call(options.max_nodes),
-        warnings=tuple(_without_effect(options, facts, nproc.value)),
+        warnings=(
+            *_without_effect(options, facts, nproc.value),
+            *_short_of_files(nproc.value, options.min_nodes, facts),
+        ),
+    )
+
+
+def _short_of_files(nproc: int, num_nodes: int, facts: HostFacts) -> Iterator[Finding]:
+    """Yield the warning that the launcher may open fewer files than it needs."""
+    # Measured: its own, output and reports of each of its ranks, and a connection to the store.
+    needed = 30 + 6 * nproc + nproc * num_nodes
+    if facts.most_files is None or not 0 <= facts.most_files < needed:
+        return
+    yield Finding(
+        "too-many-open-files",
+        f"the launcher may open {facts.most_files} files, and needs {needed} for these ranks",
+        where=f"ulimit -Hn on {facts.hostname}",
+        why="ranks that it cannot let in wait, and so do all that wait for them",
+        fix="nofile in /etc/security/limits.conf, or in a container: --ulimit nofile=65536:65536",
+        severity="warning",
     )
 
 

@@ -23,6 +23,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from paceline import env
 from paceline.machine import references
 
 _POINT_TO_POINT = ("recv", "send")  # torch's functions that return when the transfer is done
@@ -39,25 +40,23 @@ _CREDENTIALS = struct.Struct("=iII")  # struct ucred: process, user, group
 SIGNAL = int(getattr(signal, "SIGRTMAX", 3)) - 3
 
 
-def install(stacks: int) -> None:
-    """Start answering requests for this rank's position.
+def install(stacks: int) -> str:
+    """Start answering requests for this rank's position; return the address, empty without one.
 
-    ``stacks`` is the descriptor that faulthandler writes to, which must stay open.
+    ``stacks`` is the descriptor that faulthandler writes to, which must stay open. The address is
+    an abstract socket, which leaves no file behind; nobody can guess it and bind it before.
     """
     if SIGNAL:
         faulthandler.register(SIGNAL, file=stacks, all_threads=True)
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # no abstract sockets here: only the signal remains
-            listener = signed_socket()
-            listener.bind(address(os.getpid()))
+            listener, address = signed_socket(), f"\0paceline-witness-{os.urandom(16).hex()}"
+            listener.bind(address)
             threading.Thread(
                 target=_answer, args=(listener, os.getuid()), name="paceline-witness", daemon=True
             ).start()
-
-
-def address(pid: int) -> str:
-    """Return the address of a process's responder: an abstract socket leaves no file behind."""
-    return f"\0paceline-witness-{pid}"
+            return address
+    return ""
 
 
 def signed_socket() -> socket.socket:
@@ -81,10 +80,10 @@ def receive(listener: socket.socket, num_bytes: int) -> tuple[bytes, Any, int, i
 
 
 def _answer(listener: socket.socket, user: int) -> None:
-    """Answer requests of the user who has started this process; any user may send to the socket."""
+    """Answer requests of root and of this process's user; any user may send to the socket."""
     while True:
         _, sender, _, uid = receive(listener, 16)
-        if uid == user and sender:
+        if uid in (user, 0) and sender:
             with contextlib.suppress(OSError):  # the sender has gone away
                 listener.sendto(json.dumps(state()).encode(), sender)
 
@@ -98,13 +97,15 @@ def state() -> dict[str, Any]:
         ``recent``: The last collectives of each process group. Both lists have entries
         ``[group, seq, call, elements, record, dtype]``.
         ``members``: Global ranks of each process group.
+        ``groups``: Number of process groups that it has named, in all ranks' order; -1 if unknown.
         ``destroyed``: Default groups that were destroyed, and that nothing can call any more.
         ``whole``: Whether ``recent`` has all groups.
         ``p2p``: Number of sends and receives that have not returned.
         ``threads``: Stacks of the Python threads, as ``stacks`` returns them.
     """
     ours = describe(entries(last=_LATEST), members=members(), threads=stacks())
-    return {**ours, "destroyed": destroyed()}
+    world = getattr(_c10d(), "_world", None)
+    return {**ours, "destroyed": destroyed(), "groups": getattr(world, "group_count", -1)}
 
 
 def describe(
@@ -160,6 +161,7 @@ def stacks() -> list[dict[str, Any]]:
                     "frames": _frames(frame, limit),
                     "calls": _method_called(frame) if ident == main else "",
                     "peer": _peer_of(frame) if ident == main else -1,
+                    **(_group_created(frame) if ident == main else {}),
                 }
             )
     return threads
@@ -182,7 +184,7 @@ def _peer_of(frame: Any) -> int:
 
     -1 if it does neither, or waits for any rank. gloo records no point-to-point transfers.
     """
-    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    distributed = _c10d()
     is_torchs = frame.f_globals is getattr(distributed, "__dict__", None)
     if not is_torchs or frame.f_code.co_name not in _POINT_TO_POINT:
         return -1
@@ -200,6 +202,31 @@ def _peer_of(frame: Any) -> int:
     return -1
 
 
+def _group_created(frame: Any) -> dict[str, Any]:
+    """Return the number and the ranks of the group that a frame waits to create by gloo.
+
+    gloo connects all its ranks first, so none returns before all have called; unless it is lazy.
+    """
+    if frame.f_code.co_name != "_new_process_group_helper" or env.read(env.GLOO_LAZY):
+        return {}
+    outer = frame.f_back  # between the two is the function of ``default_group``
+    while outer is not None and outer.f_code.co_name == "create_and_keep":
+        outer = outer.f_back
+    is_torchs = outer is not None and outer.f_globals is vars(_c10d())
+    if not is_torchs or outer.f_code.co_name != "_new_group_with_tag":
+        return {}
+    values = outer.f_locals
+    name, ranks, backend = str(values["group_name"]), values["ranks"], str(values["backend"])
+    is_numbered = name.isdigit() and len(name) < 9  # otherwise it is a hash of its ranks
+    by_gloo = "gloo" in backend or backend == "undefined"  # torch's default has gloo for CPUs
+    is_waited_for = is_numbered and by_gloo and values["global_rank"] in ranks
+    return {"creates": int(name), "needs": list(ranks)} if is_waited_for else {}
+
+
+def _c10d() -> Any:
+    return sys.modules.get("torch.distributed.distributed_c10d")
+
+
 def _frames(frame: Any, limit: int) -> list[tuple[str, int, str]]:
     """Return the innermost frames of a stack, the innermost last."""
     frames: list[tuple[str, int, str]] = []
@@ -211,8 +238,7 @@ def _frames(frame: Any, limit: int) -> list[tuple[str, int, str]]:
 
 def members() -> dict[str, list[int]]:
     """Return the global ranks of each process group that this process belongs to."""
-    distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    world = getattr(distributed, "_world", None)
+    world = getattr(_c10d(), "_world", None)
     if world is None:
         return {}
     # the script may be creating another group at this moment

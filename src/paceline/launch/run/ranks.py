@@ -109,7 +109,8 @@ class RankGroup(PContext):
                 )
             finally:
                 for handle in {out, err}:
-                    _close_quietly(handle)
+                    with contextlib.suppress(OSError):
+                        os.close(handle)
         deadline = time.monotonic() + 60
         while len(attempt.pids) < len(attempt.ranks) and time.monotonic() < deadline:
             self._listen(0.5)
@@ -251,15 +252,15 @@ class RankGroup(PContext):
             quiet: Send no signal to ranks that do not answer.
         """
         port = next(iter(self.envs.values()), {}).get(env.MASTER_PORT, "")
-        return stacks.look(
-            *self._askable(), quiet=quiet, leave_out=[int(port)] if port.isdigit() else []
-        )
-
-    def _askable(self) -> tuple[dict[int, int], dict[int, Path]]:
-        """Return the processes of the living ranks, and the files for their stacks."""
-        attempt = self.attempt
-        pids = {local: attempt.pids[local] for local in attempt.living if local in attempt.pids}
-        return pids, {local: attempt.files[local].stacks_path for local in pids}
+        pids, addresses, files = {}, {}, {}
+        for local in self.attempt.living & set(self.attempt.pids):
+            pid = pids[local] = self.attempt.pids[local]
+            for entry in self._reported(local, rank_files.RESPONDER):
+                if entry["pid"] == pid:  # its entry has run, and has installed our handler
+                    addresses[local] = entry["address"]
+                    files[local] = rank_files.path_of(self.attempt.files[local].stacks)
+        leave_out = [int(port)] if port.isdigit() else []
+        return stacks.look(pids, addresses, files, quiet=quiet, leave_out=leave_out)
 
     def position(self, local: int, look: Look | None) -> Position:
         """Return where a rank is, as far as the look at it shows."""
@@ -292,7 +293,7 @@ class RankGroup(PContext):
             at_end = self.position(local, stacks.at(failure.frames))
             return replace(at_end, called=stacks.last_call_of(before))
         if crashed and not was_stopped:
-            crash = self.attempt.files[local].crash_path
+            crash = rank_files.path_of(self.attempt.files[local].crash)
             return self.position(local, stacks.at(stacks.read_crash(crash)))
         return self.position(local, self.attempt.looks.get(local))
 
@@ -305,7 +306,8 @@ class RankGroup(PContext):
         rank = attempt.ranks[local]
         bad = ended is not None and ended.code != 0
         crashed = ended is not None and ended.code < 0
-        stack = evidence.read_stack(attempt.files[local].crash_path) if crashed else ()
+        at_crash = attempt.files[local].crash if crashed else -1
+        stack = evidence.read_stack(rank_files.path_of(at_crash)) if crashed else ()
         tail = evidence.last_lines(self._context.console.tail(str(log))) if bad else ()
         crash = self._run_dir.crash(rank, attempt.number) if stack else None
         return RankExit(
@@ -491,8 +493,3 @@ class RankGroup(PContext):
             else:
                 self._end_living(death_sig, why, wait_s=wait_s)
         self._closed = True
-
-
-def _close_quietly(handle: int) -> None:
-    with contextlib.suppress(OSError):
-        os.close(handle)

@@ -24,7 +24,7 @@ from paceline.launch.plan.preferences import abbreviate_home
 from paceline.launch.plan.task import MODULE, PATH, PROGRAM, SCRIPT, RankTask
 from paceline.launch.probe import trial_end
 from paceline.launch.run import fork_server
-from paceline.machine import host, torch_requirements
+from paceline.machine import host, torch_requirements, ulimits
 from paceline.text import terminal
 
 if TYPE_CHECKING:
@@ -172,6 +172,7 @@ def conduct(
         rank_entry.run(rank_task, function)
         return Report(EXIT_OK, [])
     assert server is not None
+    ulimits.raise_open_files()  # after the fork: ranks keep the limit that the user has set
     return Launcher(options, plan, task, server, handle).run()
 
 

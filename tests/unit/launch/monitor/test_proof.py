@@ -80,6 +80,10 @@ PROVEN = {
         {0, 1},
     ),
     "one has ended": ([stand(0, call("barrier", 5)), Stand(1, ended=True)], {0, 1}),
+    "one creates a group that the other has not come to": (
+        [stand(0, groups=3, creates=2, needs=(0, 1)), stand(1, call("barrier", 5), groups=2)],
+        {0, 1},
+    ),
 }
 NOT_PROVEN = {
     "the same": [stand(0, call("all_reduce", 5)), stand(1, call("all_reduce", 5))],
@@ -110,6 +114,14 @@ NOT_PROVEN = {
     ],
     "a message is on its way": [stand(0, peer=1), stand(1, peer=0, queued=True)],
     "one receives from a rank at work": [stand(0, peer=1), stand(1, peer=0, blocked=False)],
+    "the other has created the group, and the first is about to leave": [
+        stand(0, groups=3, creates=2, needs=(0, 1)),
+        stand(1, call("barrier", 5), groups=3),
+    ],
+    "the new group does without the other": [
+        stand(0, groups=3, creates=2, needs=(0, 2)),
+        stand(1, call("barrier", 5), groups=2),
+    ],
     "the other is at work": [stand(0, call("all_reduce", 5)), Stand(1, members=BOTH)],
     "a gather, of which only the root has a place for all": [
         stand(0, call("gather", 5)),

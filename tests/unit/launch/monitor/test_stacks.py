@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from paceline.launch.monitor import (
     stacks,
 )
 from paceline.launch.monitor.position import Frame
+from paceline.launch.probe import stack_responder
+from paceline.machine import system
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="abstract sockets and /proc are Linux's"
@@ -28,12 +31,14 @@ RANK = """
 import ctypes, os, sys, time
 from paceline.launch.probe import stack_responder
 
-stack_responder.install(open("stacks", "w"))
+address = stack_responder.install(open("stacks", "w"))
+libc = ctypes.PyDLL(None, use_errno=True)  # its calls hold the interpreter's lock
 
 
 def ready():
-    with open("ready", "w") as file:
-        file.write("ready\\n")
+    with open("new", "w") as file:
+        file.write(address)
+    os.rename("new", "ready")
 
 
 {body}
@@ -41,10 +46,55 @@ def ready():
 HOLDS_THE_LOCK = """
 def work():
     ready()
-    ctypes.PyDLL(None).sleep(60)
+    libc.sem_wait(ctypes.create_string_buffer(64))  # without a timeout
 
 
 work()
+"""
+# Calls of C code that return early after a signal, with what they return at their end.
+INTERRUPTED = {
+    "sleep": ("libc.sleep(3)", 0),
+    "usleep": ("libc.usleep(3000000)", 0),
+    "nanosleep": ("libc.nanosleep(seconds(3), None)", 0),
+    "poll": ("libc.poll(None, 0, 3000)", 0),
+    "select": ("libc.select(0, None, None, None, seconds(3))", 0),
+    "epoll_wait": ("libc.epoll_wait(libc.epoll_create1(0), room, 1, 3000)", 0),
+    "sem_timedwait": (
+        "libc.sem_timedwait(room, seconds(time.time() + 3)) and ctypes.get_errno()",
+        errno.ETIMEDOUT,
+    ),
+    "sigtimedwait": (
+        "libc.sigtimedwait(room, None, seconds(3)) and ctypes.get_errno()",
+        errno.EAGAIN,
+    ),
+    "recv": ("libc.recv(socket_with_timeout(3), room, 1, 0) and ctypes.get_errno()", errno.EAGAIN),
+    "semtimedop": (
+        "libc.semtimedop(libc.semget(0, 1, 0o1600), (ctypes.c_short * 3)(0, -1, 0), 1, seconds(3))"
+        " and ctypes.get_errno()",
+        errno.EAGAIN,
+    ),
+}
+CALL = """
+room = ctypes.create_string_buffer(256)
+
+
+def seconds(count):
+    return (ctypes.c_long * 2)(int(count), 0)
+
+
+def socket_with_timeout(count):
+    import socket, struct
+    global kept
+    kept = socket.socketpair()
+    kept[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", count, 0))
+    return kept[0].fileno()
+
+
+ready()
+returned = {call}
+with open("new", "w") as file:
+    file.write(str(returned))
+os.rename("new", "returned")
 """
 LOADER = """
 source = '''
@@ -83,7 +133,8 @@ def rank(tmp_path):
         deadline = time.monotonic() + 30
         while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
-        return process.pid, tmp_path / "stacks"
+        address = (tmp_path / "ready").read_text()
+        return {0: process.pid}, {0: address}, {0: tmp_path / "stacks"}
 
     yield start
     for process in running:
@@ -94,25 +145,70 @@ def rank(tmp_path):
 @pytest.fixture
 def signals(monkeypatch):
     sent = []
-    kill = os.kill
-    monkeypatch.setattr(os, "kill", lambda pid, signum: (sent.append(pid), kill(pid, signum)))
+    send = system.signal_main_thread
+    monkeypatch.setattr(
+        system, "signal_main_thread", lambda pid, signum: sent.append(pid) or send(pid, signum)
+    )
     return sent
 
 
 def test_a_rank_that_holds_the_interpreters_lock_is_asked_by_a_signal_as_the_last_means(
     rank, signals
 ):
-    pid, file = rank(HOLDS_THE_LOCK)
-    assert stacks.look({0: pid}, {0: file}, quiet=True)[0].frames == ()
+    asked = rank(HOLDS_THE_LOCK)
+    assert stacks.look(*asked, quiet=True)[0].frames == ()
     assert not signals
-    found = stacks.look({0: pid}, {0: file})[0]
-    assert found.frames[-1].code == "ctypes.PyDLL(None).sleep(60)"
-    assert signals == [pid]
+    found = stacks.look(*asked)[0]
+    assert found.frames[-1].code.startswith("libc.sem_wait(")
+    assert signals == [asked[0][0]]
+
+
+@pytest.mark.parametrize("call, returned", INTERRUPTED.values(), ids=INTERRUPTED)
+def test_a_call_that_a_signal_would_end_is_left_alone(rank, signals, tmp_path, call, returned):
+    asked = rank(CALL.replace("{call}", call))
+    while not (tmp_path / "returned").exists():
+        stacks.look(*asked)
+    assert (tmp_path / "returned").read_text() == str(returned)
+    assert not signals
+
+
+FUTEX = "202 0x7f {command} 0x0 {timeout} 0x0 0x0 0x7ffd 0x7ff2"
+SLEEPING = {
+    "SigCgt": f"{1 << (stack_responder.SIGNAL - 1):x}",
+    "SigBlk": "0",
+    "State": "S (sleeping)",
+}
+HARMLESS = {
+    "a mutex": (FUTEX.format(command="0x80", timeout="0x0"), {}, True),
+    "a semaphore": (FUTEX.format(command="0x189", timeout="0x0"), {}, True),
+    "a semaphore with a timeout": (FUTEX.format(command="0x189", timeout="0x7ffd"), {}, False),
+    "poll": ("7 0x0 0x0 0xbb8 0x0 0x0 0x0 0x7ffd 0x7ff2", {}, False),
+    "an unreadable call": ("", {}, False),
+    "it computes": ("running", {"State": "R (running)"}, True),
+    "it has begun another call": (
+        "running",
+        {"State": "R (running)", "voluntary_ctxt_switches": "6"},
+        False,
+    ),
+    "no handler": (FUTEX.format(command="0x80", timeout="0x0"), {"SigCgt": "0"}, False),
+    "it is blocked": (
+        FUTEX.format(command="0x80", timeout="0x0"),
+        {"SigBlk": SLEEPING["SigCgt"]},
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("call, changed, expected", HARMLESS.values(), ids=HARMLESS)
+def test_which_threads_a_signal_cannot_harm(call, changed, expected):
+    before = {**SLEEPING, "voluntary_ctxt_switches": "5"}
+    before |= {"State": changed["State"]} if "State" in changed else {}
+    now = {**SLEEPING, "voluntary_ctxt_switches": "5", **changed}
+    assert stacks.is_harmless(call, before, now, machine="x86_64") is expected
 
 
 def test_a_worker_gets_no_signal(rank, signals):
-    pid, file = rank(LOADER)
-    found = stacks.look({0: pid}, {0: file})[0]
+    found = stacks.look(*rank(LOADER))[0]
     assert position.classify(found.frames)[0] == position.DATA
     assert not signals
 
@@ -121,23 +217,23 @@ def test_a_worker_gets_no_signal(rank, signals):
     not child_stacks.find_py_spy() or os.geteuid() != 0,
     reason="needs py-spy, and rights to read others",
 )
-def test_the_line_of_a_dataset_in_a_worker_is_read_from_outside(rank):
-    pid, file = rank(LOADER)
-    found = stacks.look({0: pid}, {0: file})[0]
-    place = (file.parent / "train.py").read_text().splitlines().index(
+def test_the_line_of_a_dataset_in_a_worker_is_read_from_outside(rank, tmp_path):
+    found = stacks.look(*rank(LOADER))[0]
+    place = (tmp_path / "train.py").read_text().splitlines().index(
         "    time.sleep(60)  # in the dataset"
     ) + 1
     assert found.worker.endswith(f"train.py:{place}")
 
 
 def test_a_stopped_rank_is_seen_at_once(rank, signals):
-    pid, file = rank(LOADER)
+    asked = rank(LOADER)
+    pid = asked[0][0]
     os.killpg(pid, signal.SIGSTOP)
     deadline = time.monotonic() + 5
     while child_processes.look(pid).state != "T" and time.monotonic() < deadline:
         time.sleep(0.01)
     started = time.monotonic()
-    found = stacks.look({0: pid}, {0: file})[0]
+    found = stacks.look(*asked)[0]
     assert (found.state, found.frames) == ("T", ())
     assert time.monotonic() - started < 0.4
     assert not signals

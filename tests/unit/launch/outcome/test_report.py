@@ -295,6 +295,14 @@ def test_a_nan_found_at_the_end_is_printed_once_and_other_warnings_again():
     ]
 
 
+def test_a_wait_for_a_launcher_without_files_is_not_the_scripts_fault():
+    lost = Failure("RuntimeError", "gloo: Connection closed by peer [::1]:17554", 4 * S)
+    ends = [RankExit(rank, code=1, failure=lost) for rank in range(2)]
+    short = Finding("too-many-open-files", "needs 1030", severity="warning")
+    assert conclude(run(*ends, noticed=[short])).findings[0] == replace(short, severity="error")
+    assert conclude(run(failed(0), noticed=[short])).findings[0].name == "user-exception"
+
+
 def test_what_broke_while_the_run_stopped_is_told():
     broke = failed(1, at=7 * S, stopped="SIGTERM to the launcher", stopped_ns=6 * S)
     assert (
@@ -334,6 +342,7 @@ class RendezvousTimeoutError(Exception):
         (RendezvousTimeoutError(), "rendezvous-timeout", "not enough nodes"),
         (RuntimeError("Broken pipe\nframe #0"), "launcher-fault", "RuntimeError: Broken pipe"),
         (KeyError("x"), "launcher-fault", "please report"),
+        (OSError(24, "Too many open files"), "too-many-open-files", "ulimit -n"),
     ],
 )
 def test_a_launcher_that_could_not_go_on(error, name, says):

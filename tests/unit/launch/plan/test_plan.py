@@ -450,3 +450,10 @@ def test_a_virtual_local_rank_sees_its_own_gpu_as_device_0(visible, device):
 
 def test_otherwise_the_visible_gpus_are_not_touched():
     assert "CUDA_VISIBLE_DEVICES" not in variables("4,6")
+
+
+@pytest.mark.parametrize(("most", "warned"), [(96, True), (198, False), (None, False), (-1, False)])
+def test_a_limit_of_open_files_that_is_too_low_is_said_before_the_start(most, warned):
+    facts = replace(machine(), most_files=most)
+    warnings = planned(facts, nproc_per_node="24").warnings
+    assert [finding.name for finding in warnings] == ["too-many-open-files"] * warned

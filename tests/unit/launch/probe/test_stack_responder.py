@@ -132,13 +132,18 @@ def test_another_user_is_not_answered(ear):
     assert ask(ear, user=0), "and who may ask is answered as before"
 
 
-def test_an_answer_in_the_name_of_a_rank_is_not_believed(monkeypatch):
-    """Anybody may take the name at which a rank is expected to listen."""
-    pid = os.getppid()
-    monkeypatch.setattr(
-        stack_responder, "address", lambda pid: f"\0paceline-test-{os.getpid()}-{pid}"
-    )
-    with answering(stack_responder.address(pid)):
-        assert stacks._ask_responders({0: pid}, wait_s=0.5) == {}
-    with answering(stack_responder.address(os.getpid())):
-        assert stacks._ask_responders({0: os.getpid()}, wait_s=5.0)[0]["threads"]
+def test_an_answer_in_the_name_of_a_rank_is_not_believed():
+    """Anybody may send to an abstract socket, and see its name once it is bound."""
+    name, pid = f"\0paceline-test-{os.getpid()}", os.getppid()
+    with answering(name):
+        assert stacks._ask_responders({0: name}, {0: pid}, wait_s=0.5) == {}
+        assert stacks._ask_responders({0: name}, {0: os.getpid()}, wait_s=5.0)[0]["threads"]
+
+
+def test_nobody_can_take_a_responders_name_beforehand(monkeypatch, tmp_path):
+    """Two ranks of one process id have nothing in common in their names."""
+    monkeypatch.setattr(stack_responder, "_answer", lambda listener, user: listener.close())
+    monkeypatch.setattr(stack_responder, "SIGNAL", 0)
+    names = {stack_responder.install(-1) for _ in range(2)}
+    assert len(names) == 2
+    assert all(len(name.rpartition("-")[2]) == 32 for name in names)
