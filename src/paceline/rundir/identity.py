@@ -19,7 +19,8 @@ from typing import Any
 
 from paceline import env
 from paceline.errors import Finding
-from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, read_json, script_stem, write_whole
+from paceline.rundir import owned
+from paceline.rundir.files import EARLIER_RUNS, RUNS, RunDir, read_json, read_text, script_stem
 from paceline.text.secret_texts import HIDDEN, hidden
 
 VERSION = 1
@@ -303,5 +304,5 @@ def record(run_dir: RunDir, training: Training) -> None:
     """
     text = json.dumps({"version": VERSION, **asdict(training)}, indent=1) + "\n"
     with contextlib.suppress(OSError):
-        if read(run_dir) != training:
-            write_whole(run_dir.training, text)
+        if not run_dir.training.exists() or read_text(run_dir.training) != text:
+            owned.write_whole(run_dir.training, text)

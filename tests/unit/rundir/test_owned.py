@@ -72,6 +72,7 @@ class Tree:
     def give_away(self, path):
         if os.geteuid() == 0 and self.random.random() < 0.5:
             os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
+            self.planted.append(path)
 
     def run(self, run, *, may_plant=True):
         run.create()
