@@ -39,7 +39,7 @@ _WORKERS_S = 3.0  # for all workers of one rank
 # A rank that is still uses less than this share of a CPU, copies less than this (an answer to the
 # launcher is smaller), and wakes less often: torch's wait for a worker wakes every 5 s.
 _STILL_CPU, _MOVING_BYTES, _WAKES_EVERY_S = 0.05, 1 << 18, 2.5
-_OUTSIDE_S = 2.0  # for py-spy at all ranks that do not answer
+_OUTSIDE_S = 1.5  # for py-spy at all ranks that do not answer
 # The call's number; its commands without two flags: WAIT, LOCK_PI, WAIT_BITSET (linux/futex.h)
 _FUTEX, _FUTEX_COMMAND, _FUTEX_WAITS = {"x86_64": "202", "aarch64": "98"}, ~(128 | 256), (0, 6, 9)
 _GUARDED = 32  # lines of a stack for which an ``if`` around them is searched
@@ -73,7 +73,7 @@ class Look:
 def look(
     pids: Mapping[int, int],  # process id of each rank, by local rank; all of them alive
     addresses: Mapping[int, str],  # where responders listen, by local rank
-    # the file that faulthandler writes to, by local rank; ranks without one get no signal
+    # the file that faulthandler writes to, by local rank; others are not looked at from outside
     files: Mapping[int, Path],
     *,
     quiet: bool = False,  # send no signal, and skip DataLoader workers
@@ -87,7 +87,9 @@ def look(
     asked = {local: addresses[local] for local in running if addresses.get(local)}
     wait_s = _QUIET_ANSWER_S if quiet else _ANSWER_S
     answers = _ask_responders(asked, running, wait_s=wait_s)
-    silent = {local: pid for local, pid in running.items() if local not in answers}
+    silent = {
+        local: pid for local, pid in running.items() if local in files and local not in answers
+    }
     outside = {} if quiet else _from_outside(silent, files, statuses)
     traffic = sockets.traffic(pids.values(), leave_out=leave_out)
     return {
@@ -281,8 +283,8 @@ def _from_outside(
 ) -> dict[int, Sequence[tuple[str, int, str]]]:
     """Return the stacks of ranks that do not answer: by a signal if it is harmless, or py-spy."""
     deadline = time.monotonic() + _ANSWER_S  # for all together
-    starts = {local: _size(files[local]) for local in pids if local in files}
-    signalled = [local for local in starts if _signal(pids[local], before[local])]
+    starts = {local: _size(files[local]) for local in pids}
+    signalled = [local for local, pid in pids.items() if _signal(pid, before[local])]
     dumps = {local: appended(files[local], starts[local], deadline) for local in signalled}
     found: dict[int, Sequence[tuple[str, int, str]]] = {}
     deadline = time.monotonic() + _OUTSIDE_S

@@ -51,49 +51,39 @@ def work():
 
 work()
 """
-# Calls of C code that return early after a signal, with what they return at their end.
+# Calls of C code that return early after a signal, with what they return at their end, or errno.
 INTERRUPTED = {
-    "sleep": ("libc.sleep(3)", 0),
-    "usleep": ("libc.usleep(3000000)", 0),
-    "nanosleep": ("libc.nanosleep(seconds(3), None)", 0),
-    "poll": ("libc.poll(None, 0, 3000)", 0),
-    "select": ("libc.select(0, None, None, None, seconds(3))", 0),
-    "epoll_wait": ("libc.epoll_wait(libc.epoll_create1(0), room, 1, 3000)", 0),
-    "sem_timedwait": (
-        "libc.sem_timedwait(room, seconds(time.time() + 3)) and ctypes.get_errno()",
-        errno.ETIMEDOUT,
-    ),
-    "sigtimedwait": (
-        "libc.sigtimedwait(room, None, seconds(3)) and ctypes.get_errno()",
-        errno.EAGAIN,
-    ),
-    "recv": ("libc.recv(socket_with_timeout(3), room, 1, 0) and ctypes.get_errno()", errno.EAGAIN),
-    "semtimedop": (
-        "libc.semtimedop(libc.semget(0, 1, 0o1600), (ctypes.c_short * 3)(0, -1, 0), 1, seconds(3))"
-        " and ctypes.get_errno()",
-        errno.EAGAIN,
-    ),
+    "libc.sleep(3)": 0,
+    "libc.usleep(3000000)": 0,
+    "libc.nanosleep(seconds(3), None)": 0,
+    "libc.poll(None, 0, 3000)": 0,
+    "libc.select(0, None, None, None, seconds(3))": 0,
+    "libc.epoll_wait(libc.epoll_create1(0), room, 1, 3000)": 0,
+    "libc.sem_timedwait(room, seconds(time.time() + 3))": errno.ETIMEDOUT,
+    "libc.sigtimedwait(room, None, seconds(3))": errno.EAGAIN,
+    "libc.recv(with_timeout(ends[0]), room, 1, 0)": errno.EAGAIN,
+    "libc.semtimedop(libc.semget(0, 1, 896), shorts(0, -1, 0), 1, seconds(3))": errno.EAGAIN,
 }
 CALL = """
-room = ctypes.create_string_buffer(256)
+import socket, struct
+
+room, shorts = ctypes.create_string_buffer(256), ctypes.c_short * 3
+ends = socket.socketpair()
 
 
 def seconds(count):
     return (ctypes.c_long * 2)(int(count), 0)
 
 
-def socket_with_timeout(count):
-    import socket, struct
-    global kept
-    kept = socket.socketpair()
-    kept[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", count, 0))
-    return kept[0].fileno()
+def with_timeout(end):
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 3, 0))
+    return end.fileno()
 
 
 ready()
 returned = {call}
 with open("new", "w") as file:
-    file.write(str(returned))
+    file.write(str(ctypes.get_errno() if returned == -1 else returned))
 os.rename("new", "returned")
 """
 LOADER = """
@@ -163,7 +153,7 @@ def test_a_rank_that_holds_the_interpreters_lock_is_asked_by_a_signal_as_the_las
     assert signals == [asked[0][0]]
 
 
-@pytest.mark.parametrize("call, returned", INTERRUPTED.values(), ids=INTERRUPTED)
+@pytest.mark.parametrize("call, returned", INTERRUPTED.items())
 def test_a_call_that_a_signal_would_end_is_left_alone(rank, signals, tmp_path, call, returned):
     asked = rank(CALL.replace("{call}", call))
     while not (tmp_path / "returned").exists():
@@ -172,39 +162,28 @@ def test_a_call_that_a_signal_would_end_is_left_alone(rank, signals, tmp_path, c
     assert not signals
 
 
-FUTEX = "202 0x7f {command} 0x0 {timeout} 0x0 0x0 0x7ffd 0x7ff2"
-SLEEPING = {
-    "SigCgt": f"{1 << (stack_responder.SIGNAL - 1):x}",
-    "SigBlk": "0",
-    "State": "S (sleeping)",
-}
-HARMLESS = {
-    "a mutex": (FUTEX.format(command="0x80", timeout="0x0"), {}, True),
-    "a semaphore": (FUTEX.format(command="0x189", timeout="0x0"), {}, True),
-    "a semaphore with a timeout": (FUTEX.format(command="0x189", timeout="0x7ffd"), {}, False),
-    "poll": ("7 0x0 0x0 0xbb8 0x0 0x0 0x0 0x7ffd 0x7ff2", {}, False),
-    "an unreadable call": ("", {}, False),
-    "it computes": ("running", {"State": "R (running)"}, True),
-    "it has begun another call": (
-        "running",
-        {"State": "R (running)", "voluntary_ctxt_switches": "6"},
-        False,
-    ),
-    "no handler": (FUTEX.format(command="0x80", timeout="0x0"), {"SigCgt": "0"}, False),
-    "it is blocked": (
-        FUTEX.format(command="0x80", timeout="0x0"),
-        {"SigBlk": SLEEPING["SigCgt"]},
-        False,
-    ),
-}
+LOCK, TIMED = "202 0x7f 0x80 0x0 0x0 0x0", "202 0x7f 0x189 0x0 0x7ffd 0x0"
+WAITS = "voluntary_ctxt_switches"
+CATCHES = {"SigCgt": f"{1 << (stack_responder.SIGNAL - 1):x}", "SigBlk": "0", WAITS: "5"}
+COMPUTES = {"State": "R (running)"}
 
 
-@pytest.mark.parametrize("call, changed, expected", HARMLESS.values(), ids=HARMLESS)
-def test_which_threads_a_signal_cannot_harm(call, changed, expected):
-    before = {**SLEEPING, "voluntary_ctxt_switches": "5"}
-    before |= {"State": changed["State"]} if "State" in changed else {}
-    now = {**SLEEPING, "voluntary_ctxt_switches": "5", **changed}
-    assert stacks.is_harmless(call, before, now, machine="x86_64") is expected
+@pytest.mark.parametrize(
+    "call, before, now, expected",
+    [
+        (LOCK, {}, {}, True),
+        (TIMED, {}, {}, False),
+        ("7 0x0 0x0 0xbb8 0x0 0x0", {}, {}, False),
+        ("", {}, {}, False),
+        ("running", COMPUTES, COMPUTES, True),
+        ("running", COMPUTES, {**COMPUTES, WAITS: "6"}, False),
+        (LOCK, {}, {"SigCgt": "0"}, False),
+        (LOCK, {}, {"SigBlk": CATCHES["SigCgt"]}, False),
+    ],
+)
+def test_which_threads_a_signal_cannot_harm(call, before, now, expected):
+    first, second = ({"State": "S (sleeping)", **CATCHES, **more} for more in (before, now))
+    assert stacks.is_harmless(call, first, second, machine="x86_64") is expected
 
 
 def test_a_worker_gets_no_signal(rank, signals):
