@@ -9,7 +9,7 @@ from itertools import combinations, takewhile
 
 from paceline.diagnose.explain.candidates import Candidate, changed, quoted
 from paceline.diagnose.explain.scan import Scanned
-from paceline.signatures.lines import Line
+from paceline.signatures.lines import Line, parse
 from paceline.signatures.tier import Tier
 from paceline.text.wording import is_or_are
 
@@ -28,6 +28,15 @@ _FAILED_COLLECTIVE = ("collective-timeout", "collective-mismatch", "peer-rank-di
 _BUSY_REACH = 12  # lines before a timeout in which a rank reports what it does
 _MAX_QUOTE = 290  # characters of a quoted line
 _DONE = re.compile(r"(?:Abort|Destroy) COMPLETE")
+_CONNECTED = re.compile(r"(?:Abort|Destroy|Init) COMPLETE|Connected all")
+# The last line of a launcher, and what may follow it although no rank has begun to train.
+_REGISTERED = re.compile(r"All distributed processes registered")
+_STARTED = re.compile(
+    r"Initializing TorchBackend in DeepSpeed|Setting OMP_NUM_THREADS environment variable"
+)
+_STILL_STARTING = re.compile(
+    r"^\W*$|LOCAL_RANK|NCCL|OMP_NUM_|DeepSpeed|[Dd]istributed|Warning|warnings\.warn"
+)
 _STOPPED = re.compile(r"^\^C|\^C$|^Traceback|KeyboardInterrupt|SIGINT|SIGTERM|CANCELLED AT")
 
 
@@ -177,34 +186,67 @@ def rank_dependent_graph(scanned: Scanned, candidates: Sequence[Candidate]) -> C
 
 
 def hang_at_start(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
-    """Infer a hang at the start if the text ends while NCCL sets up its connections."""
-    if any(candidate.tier > Tier.STOPPED for candidate in candidates):
+    """Infer a hang at the start if the text ends before ranks have connected to each other."""
+    stops = [candidate.number for candidate in candidates if _ends_waiting(candidate)]
+    causes = [candidate for candidate in candidates if not _ends_waiting(candidate)]
+    if any(candidate.tier > Tier.STOPPED for candidate in causes):
+        return None
+    if stops and scanned.counts["progress"]:
         return None
     last = [raw.decode("utf-8", "replace") for raw in scanned.last if raw.strip()]
-    last = list(takewhile(lambda text: not _STOPPED.search(text), last))
-    info = [text for text in last[-12:] if "NCCL INFO" in text]
-    if not _ends_in_setup(last, info):
+    if stops:
+        last = last[: max(0, len(last) - 1 - scanned.num_lines + min(stops))]
+    before_stop = list(takewhile(lambda text: not _STOPPED.search(text), last))
+    is_stopped = bool(stops) or len(before_stop) < len(last)
+    info = [text for text in before_stop[-12:] if "NCCL INFO" in text]
+    is_of_peers = sum("via P2P" in text for text in before_stop) >= 2
+    advice = "hang-of-peers" if is_of_peers else "hang-at-start"
+    lines = info[-2:]
+    if not _ends_in_setup(before_stop, info, _CONNECTED if stops else _DONE):
+        advice, is_of_peers = "hang-before-training", False
+        lines = _last_of_start(before_stop, is_stopped=is_stopped)
+    if not lines:
         return None
-    evidence = tuple(text.strip()[:_MAX_QUOTE] for text in info[-2:])
-    is_of_peers = sum("via P2P" in text for text in last) >= 2
+    # torchrun's line stands alone where --error separates it from what the ranks print.
+    is_silent = "OMP_NUM_THREADS" in lines[0]
+    is_cut_off = advice == "hang-before-training" and not is_stopped  # by whoever copied it
     return Candidate(
         "p2p-hang" if is_of_peers else "nccl-hang-at-init",
-        Tier.UNCLEAR,
+        Tier.OUTSIDE if stops else Tier.UNCLEAR,
         scanned.num_lines,
         "",
-        evidence=evidence,
-        severity="warning" if is_of_peers else "error",
-        advice="hang-of-peers" if is_of_peers else "hang-at-start",
+        evidence=tuple(text.strip()[:_MAX_QUOTE] for text in lines),
+        severity="warning" if is_of_peers or is_silent or is_cut_off else "error",
+        advice="silent-start" if is_silent else advice,
     )
 
 
-def _ends_in_setup(last: Sequence[str], info: Sequence[str]) -> bool:
+def _ends_waiting(candidate: Candidate) -> bool:
+    """Return whether a scheduler or a person ended a run that may have waited in vain."""
+    is_for_time = candidate.name == "slurm-time-limit" or candidate.tier is Tier.INTERRUPTED
+    return candidate.key == "stop" and is_for_time
+
+
+def _last_of_start(last: Sequence[str], *, is_stopped: bool) -> list[str]:
+    """Return a launcher's last line of the start if no rank printed anything after it.
+
+    Some take minutes after it, so that it counts only where the run was stopped. Gloo needs none
+    of NCCL's advice.
+    """
+    if any("gloo" in text for text in last):
+        return []
+    patterns = (_REGISTERED, _STARTED) if is_stopped else (_REGISTERED,)
+    after = takewhile(lambda text: _STILL_STARTING.search(parse(text).body), reversed(last))
+    return [text for text in after if any(pattern.search(text) for pattern in patterns)][:1]
+
+
+def _ends_in_setup(last: Sequence[str], info: Sequence[str], done: re.Pattern[str]) -> bool:
     """Return whether most of the last lines show NCCL setting up its connections."""
     # A log that was cut off elsewhere has lines of the program among the last ones.
     if len(info) < 3 or len(info) * 2 < len(last[-12:]) or _has_progress_after_setup(last):
         return False
     num_setup = sum(_INIT.search(text) is not None for text in info)
-    return num_setup * 2 >= len(info) and not any(_DONE.search(text) for text in last[-6:])
+    return num_setup * 2 >= len(info) and not any(done.search(text) for text in last[-6:])
 
 
 def _has_progress_after_setup(last: Sequence[str]) -> bool:
