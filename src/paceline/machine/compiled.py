@@ -57,5 +57,5 @@ def uncounted(function: _Function) -> _Function:
     code = getattr(function, "__code__", None)
     if code is not None:
         name = f"{code.co_filename} (importlib _bootstrap)"
-        function.__code__ = code.replace(co_filename=name)  # type: ignore[attr-defined]
+        function.__code__ = code.replace(co_filename=name)
     return function

@@ -30,14 +30,15 @@ _MAX_QUOTE = 290  # characters of a quoted line
 _DONE = re.compile(r"(?:Abort|Destroy) COMPLETE")
 _CONNECTED = re.compile(r"(?:Abort|Destroy|Init) COMPLETE|Connected all")
 # The last line of a launcher, and what may follow it although no rank has begun to train.
-_REGISTERED = re.compile(r"All distributed processes registered")
-_STARTED = re.compile(
-    r"Initializing TorchBackend in DeepSpeed|Setting OMP_NUM_THREADS environment variable"
-)
+_REGISTERED = re.compile("All distributed processes registered")
+_LAST_LINE = re.compile(f"{_REGISTERED.pattern}|Initializing TorchBackend|Setting OMP_NUM_THREADS")
 _STILL_STARTING = re.compile(
     r"^\W*$|LOCAL_RANK|NCCL|OMP_NUM_|DeepSpeed|[Dd]istributed|Warning|warnings\.warn"
 )
-_STOPPED = re.compile(r"^\^C|\^C$|^Traceback|KeyboardInterrupt|SIGINT|SIGTERM|CANCELLED AT")
+_STOPPED = re.compile(
+    r"^\^C|\^C$|^Traceback|KeyboardInterrupt|SIGINT|SIGTERM|CANCELLED AT"
+    r"|walltime|RUNLIMIT|LSF run time|DeadlineExceeded"
+)
 
 
 def name_ranks_behind(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -187,37 +188,34 @@ def rank_dependent_graph(scanned: Scanned, candidates: Sequence[Candidate]) -> C
 
 def hang_at_start(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
     """Infer a hang at the start if the text ends before ranks have connected to each other."""
-    stops = [candidate.number for candidate in candidates if _ends_waiting(candidate)]
     causes = [candidate for candidate in candidates if not _ends_waiting(candidate)]
+    is_limited = len(causes) < len(candidates)
     if any(candidate.tier > Tier.STOPPED for candidate in causes):
         return None
-    if stops and scanned.counts["progress"]:
+    if is_limited and scanned.counts["progress"]:
         return None
     last = [raw.decode("utf-8", "replace") for raw in scanned.last if raw.strip()]
-    if stops:
-        last = last[: max(0, len(last) - 1 - scanned.num_lines + min(stops))]
-    before_stop = list(takewhile(lambda text: not _STOPPED.search(text), last))
-    is_stopped = bool(stops) or len(before_stop) < len(last)
-    info = [text for text in before_stop[-12:] if "NCCL INFO" in text]
-    is_of_peers = sum("via P2P" in text for text in before_stop) >= 2
-    advice = "hang-of-peers" if is_of_peers else "hang-at-start"
-    lines = info[-2:]
-    if not _ends_in_setup(before_stop, info, _CONNECTED if stops else _DONE):
-        advice, is_of_peers = "hang-before-training", False
-        lines = _last_of_start(before_stop, is_stopped=is_stopped)
+    before = list(takewhile(lambda text: not _STOPPED.search(text), last))
+    info = [text for text in before[-12:] if "NCCL INFO" in text]
+    is_certain, lines = True, info[-2:]
+    advice = "hang-of-peers" if sum("via P2P" in text for text in before) >= 2 else "hang-at-start"
+    if not _ends_in_setup(before, info, _CONNECTED if is_limited else _DONE):
+        is_certain, advice = len(before) < len(last), "hang-before-training"
+        lines = _last_of_start(before, is_stopped=is_certain)
     if not lines:
         return None
     # torchrun's line stands alone where --error separates it from what the ranks print.
-    is_silent = "OMP_NUM_THREADS" in lines[0]
-    is_cut_off = advice == "hang-before-training" and not is_stopped  # by whoever copied it
+    if "OMP_NUM_THREADS" in lines[0]:
+        advice = "silent-start"
+    is_certain = is_certain and advice not in ("hang-of-peers", "silent-start")
     return Candidate(
-        "p2p-hang" if is_of_peers else "nccl-hang-at-init",
-        Tier.OUTSIDE if stops else Tier.UNCLEAR,
+        "p2p-hang" if advice == "hang-of-peers" else "nccl-hang-at-init",
+        Tier.OUTSIDE if is_limited else Tier.UNCLEAR,
         scanned.num_lines,
         "",
         evidence=tuple(text.strip()[:_MAX_QUOTE] for text in lines),
-        severity="warning" if is_of_peers or is_silent or is_cut_off else "error",
-        advice="silent-start" if is_silent else advice,
+        severity="error" if is_certain else "warning",
+        advice=advice,
     )
 
 
@@ -228,16 +226,15 @@ def _ends_waiting(candidate: Candidate) -> bool:
 
 
 def _last_of_start(last: Sequence[str], *, is_stopped: bool) -> list[str]:
-    """Return a launcher's last line of the start if no rank printed anything after it.
+    """Return a launcher's last line if ranks printed nothing after it, nor gloo is their backend.
 
-    Some take minutes after it, so that it counts only where the run was stopped. Gloo needs none
-    of NCCL's advice.
+    DeepSpeed and torchrun may be silent for minutes: theirs count only where the run was stopped.
     """
     if any("gloo" in text for text in last):
         return []
-    patterns = (_REGISTERED, _STARTED) if is_stopped else (_REGISTERED,)
     after = takewhile(lambda text: _STILL_STARTING.search(parse(text).body), reversed(last))
-    return [text for text in after if any(pattern.search(text) for pattern in patterns)][:1]
+    pattern = _LAST_LINE if is_stopped else _REGISTERED
+    return [text for text in after if pattern.search(text)][:1]
 
 
 def _ends_in_setup(last: Sequence[str], info: Sequence[str], done: re.Pattern[str]) -> bool:

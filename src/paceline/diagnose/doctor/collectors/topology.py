@@ -29,24 +29,17 @@ def read_topology(text: str, settings: Mapping[str, str]) -> Facts:
         named |= dict(_SETTING.findall(body))
         row = _ROW.match(body)
         cells = row[2].split() if row else []
-        is_link_row = cells[len(rows) : len(rows) + 1] == ["X"] and _CAPABILITIES.isdisjoint(cells)
-        if row and is_link_row:
+        is_own = cells[len(rows) : len(rows) + 1] == ["X"]
+        if row and is_own and _CAPABILITIES.isdisjoint(cells):
             rows.setdefault(int(row[1]), cells)
     gpus: list[Gpu] = []
     pairs: list[GpuPair] = []
     for index, cells in rows.items():
         links = list(takewhile(_LINK.fullmatch, cells))
-        pairs += [_pair(gpu.index, index, link) for gpu, link in zip(gpus, links, strict=False)]
-        gpus.append(_gpu(index, cells[len(links) :]))
+        cpus, node, *_ = [*cells[len(links) :], "", ""]
+        for gpu, link in zip(gpus, links, strict=False):
+            nvlinks = int(link.removeprefix("NV")) if link.startswith("NV") else 0
+            level = "SYS" if link == "SOC" else link  # its name until 2017
+            pairs.append(GpuPair(gpu.index, index, "" if nvlinks else level, nvlinks))
+        gpus.append(Gpu(index, cpus=cpus, numa_node=int(node) if node.isdecimal() else None))
     return Facts(gpus=tuple(gpus), pairs=tuple(pairs), settings=named)
-
-
-def _gpu(index: int, rest: list[str]) -> Gpu:
-    cpus, node, *_ = [*rest, "", ""]
-    return Gpu(index, cpus=cpus, numa_node=int(node) if node.isdecimal() else None)
-
-
-def _pair(first: int, second: int, link: str) -> GpuPair:
-    if link.startswith("NV"):
-        return GpuPair(first, second, nvlinks=int(link[2:]))
-    return GpuPair(first, second, level="SYS" if link == "SOC" else link)  # its name until 2017
