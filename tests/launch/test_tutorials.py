@@ -87,7 +87,7 @@ for x, y in loader:
 END = '\nif os.environ["RANK"] == "0":\n    print(f"loss {loss.item():.2f}")\n'
 SCRIPTS = {
     "fabric": FABRIC.format(devices=2, nodes=1) + STEP.format(backward="fabric.backward(loss)"),
-    "fabric, 2 nodes": FABRIC.format(devices=2, nodes=2),
+    "fabric, 2 nodes": FABRIC.format(devices=2, nodes=2) + "    pass",
     "lightning": LIGHTNING,
     "torch": DDP + STEP.format(backward="loss.backward()"),
     "accelerate": ACCELERATE + STEP.format(backward="accelerator.backward(loss)"),
