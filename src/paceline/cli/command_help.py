@@ -156,7 +156,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "paceline completion": ("paceline completion bash", "paceline completion fish"),
     "paceline new": ("paceline new my-training", "paceline new my-training --from ddp"),
     "paceline endpoint": ("paceline endpoint", "paceline endpoint --run-dir paceline-runs/NAME"),
-    "paceline doctor": ("paceline doctor", "paceline doctor --json"),
+    "paceline doctor": ("paceline doctor", "paceline doctor --topo topo.txt"),
     "paceline follow": ("paceline follow 4711", "paceline follow paceline-runs/NAME"),
     "paceline jobs": ("paceline jobs", "paceline jobs SWEEP --sort val/accuracy --descending"),
     "paceline clean": ("paceline clean", "paceline clean --yes"),

@@ -31,7 +31,7 @@ from paceline.cli import (
 )
 from paceline.cli.command_help import show as _show
 from paceline.cli.start_commands import Action
-from paceline.errors import EXIT_OK, PacelineError
+from paceline.errors import EXIT_OK, PacelineError, UsageError
 from paceline.rundir.files import RunDir, not_permitted
 from paceline.text.json_text import print_json as _print_json
 from paceline.version import __version__
@@ -39,6 +39,7 @@ from paceline.version import __version__
 _INTERRUPTED = 130
 # Exit status of a program that SIGPIPE ended: its reader has closed the pipe, as head does.
 _BROKEN_PIPE = 128 + 13
+_MOST_TOPO = 1 << 20  # characters of a matrix and what stands around it
 
 
 # A group inside it, and every command, takes its class from this one.
@@ -163,8 +164,13 @@ def _endpoint(run_dir: Path | None, job_script: Path | None, on_node_loss: str) 
 
 
 @cli.command("doctor")
+@click.option(
+    "--topo",
+    metavar="FILE",
+    help="Judge this output of nvidia-smi topo -m (- for standard input) instead of the machine.",
+)
 @command_help.JSON
-def _doctor(as_json: bool) -> int:
+def _doctor(topo: str | None, as_json: bool) -> int:
     """Look at this machine: GPUs and their links, NCCL's settings, limits, leftovers. Changes
     nothing.
 
@@ -172,7 +178,16 @@ def _doctor(as_json: bool) -> int:
     """
     from paceline.diagnose import doctor
 
-    report = doctor.examine()
+    if topo is None:
+        report = doctor.examine()
+    else:
+        text = ""
+        with contextlib.suppress(OSError), click.open_file(topo, errors="replace") as file:
+            text = file.read(_MOST_TOPO)
+        report = doctor.examine_topology(text)
+        if not report.facts.gpus:
+            what = f"no matrix of GPUs, as nvidia-smi topo -m prints it, can be read from {topo}"
+            raise UsageError.of("input-unreadable", what, fix="nvidia-smi topo -m > topo.txt")
     _show(report, as_json)
     return report.exit_status
 

@@ -4,8 +4,9 @@ Dynamo reaches a hook in two ways. It inlines the function into the code that it
 therefore calls ``torch.compiler.is_dynamo_compiling()`` first and returns at once. Or it compiles
 the function as a separate frame, when a graph break calls into it: ``left_alone`` prevents that.
 ``not_traced`` is for replacements of torch functions that Dynamo never traces, where a graph breaks
-anyway. ``not_compiled`` is for functions that Dynamo would compile again and again. This module
-does not import Dynamo, which would add a second to the start of each rank.
+anyway. ``not_compiled`` is for functions that Dynamo would compile again and again. ``uncounted``
+keeps a replacement out of warnings. This module does not import Dynamo, which would add a second to
+the start of each rank.
 """
 
 from __future__ import annotations
@@ -45,4 +46,16 @@ def _skipped(function: _Function, calls: str) -> _Function:
 def not_traced(function: _Function) -> _Function:
     """Return a replacement of a torch function that Dynamo, as the original, does not trace."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable does
-    return left_alone(function)
+    return left_alone(uncounted(function))
+
+
+def uncounted(function: _Function) -> _Function:
+    """Return a replacement whose frame warnings skip: a ``stacklevel`` names who called it.
+
+    They skip frames of the import system, which they know by these two words in the file's name.
+    """
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        name = f"{code.co_filename} (importlib _bootstrap)"
+        function.__code__ = code.replace(co_filename=name)
+    return function

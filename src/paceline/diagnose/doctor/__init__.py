@@ -16,6 +16,6 @@ on another machine.
 
 from __future__ import annotations
 
-from paceline.diagnose.doctor.report import examine
+from paceline.diagnose.doctor.report import examine, examine_topology
 
-__all__ = ["examine"]
+__all__ = ["examine", "examine_topology"]

@@ -17,10 +17,10 @@ _MOST_INTERFACES = 4
 _NOTHING_CHANGED = "The doctor changes nothing; what it suggests is yours to set."
 
 
-def render(facts: Facts, findings: Sequence[Finding]) -> str:
+def render(facts: Facts, findings: Sequence[Finding], *, of_links: bool = False) -> str:
     """Return the machine as a short table, then the findings by severity."""
-    rows = list(_rows(facts))
-    width = max(len(name) for name, _ in rows)
+    rows = list(_link_rows(facts) if of_links else _rows(facts))
+    width = max((len(name) for name, _ in rows), default=0)
     lines = [f"{name:{width}}  {text}".rstrip() for name, text in rows]
     for finding in findings:
         lines += ["", finding.render()]
@@ -37,8 +37,7 @@ def _summary(findings: Sequence[Finding]) -> str:
 def _rows(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "machine", _machine(facts)
     yield "GPUs", _gpus(facts)
-    for place, line in enumerate(_links(facts)):
-        yield "links" if place == 0 else "", line
+    yield from _link_rows(facts)
     yield "network", few(list(_interfaces(facts)), _MOST_INTERFACES) or "no interface that is up"
     yield "RDMA", ", ".join(_rdma(facts)) or "none"
     yield "CPUs", _cpus(facts)
@@ -50,6 +49,11 @@ def _rows(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "settings", _settings(facts)
     for place, text in enumerate(facts.not_read):
         yield "not read" if place == 0 else "", text
+
+
+def _link_rows(facts: Facts) -> Iterator[tuple[str, str]]:
+    for place, line in enumerate(_links(facts)):
+        yield "links" if place == 0 else "", line
 
 
 def _disk(disk: Disk) -> str:

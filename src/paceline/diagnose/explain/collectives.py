@@ -9,7 +9,7 @@ from itertools import combinations, takewhile
 
 from paceline.diagnose.explain.candidates import Candidate, changed, quoted
 from paceline.diagnose.explain.scan import Scanned
-from paceline.signatures.lines import Line
+from paceline.signatures.lines import Line, parse
 from paceline.signatures.tier import Tier
 from paceline.text.wording import is_or_are
 
@@ -28,7 +28,17 @@ _FAILED_COLLECTIVE = ("collective-timeout", "collective-mismatch", "peer-rank-di
 _BUSY_REACH = 12  # lines before a timeout in which a rank reports what it does
 _MAX_QUOTE = 290  # characters of a quoted line
 _DONE = re.compile(r"(?:Abort|Destroy) COMPLETE")
-_STOPPED = re.compile(r"^\^C|\^C$|^Traceback|KeyboardInterrupt|SIGINT|SIGTERM|CANCELLED AT")
+_CONNECTED = re.compile(r"(?:Abort|Destroy|Init) COMPLETE|Connected all")
+# The last line of a launcher, and what may follow it although no rank has begun to train.
+_REGISTERED = re.compile("All distributed processes registered")
+_LAST_LINE = re.compile(f"{_REGISTERED.pattern}|Initializing TorchBackend|Setting OMP_NUM_THREADS")
+_STILL_STARTING = re.compile(
+    r"^\W*$|LOCAL_RANK|NCCL|OMP_NUM_|DeepSpeed|[Dd]istributed|Warning|warnings\.warn"
+)
+_STOPPED = re.compile(
+    r"^\^C|\^C$|^Traceback|KeyboardInterrupt|SIGINT|SIGTERM|CANCELLED AT"
+    r"|walltime|RUNLIMIT|LSF run time|DeadlineExceeded"
+)
 
 
 def name_ranks_behind(scanned: Scanned, candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -177,34 +187,63 @@ def rank_dependent_graph(scanned: Scanned, candidates: Sequence[Candidate]) -> C
 
 
 def hang_at_start(scanned: Scanned, candidates: Sequence[Candidate]) -> Candidate | None:
-    """Infer a hang at the start if the text ends while NCCL sets up its connections."""
-    if any(candidate.tier > Tier.STOPPED for candidate in candidates):
+    """Infer a hang at the start if the text ends before ranks have connected to each other."""
+    causes = [candidate for candidate in candidates if not _ends_waiting(candidate)]
+    is_limited = len(causes) < len(candidates)
+    if any(candidate.tier > Tier.STOPPED for candidate in causes):
+        return None
+    if is_limited and scanned.counts["progress"]:
         return None
     last = [raw.decode("utf-8", "replace") for raw in scanned.last if raw.strip()]
-    last = list(takewhile(lambda text: not _STOPPED.search(text), last))
-    info = [text for text in last[-12:] if "NCCL INFO" in text]
-    if not _ends_in_setup(last, info):
+    before = list(takewhile(lambda text: not _STOPPED.search(text), last))
+    info = [text for text in before[-12:] if "NCCL INFO" in text]
+    is_certain, lines = True, info[-2:]
+    advice = "hang-of-peers" if sum("via P2P" in text for text in before) >= 2 else "hang-at-start"
+    if not _ends_in_setup(before, info, _CONNECTED if is_limited else _DONE):
+        is_certain, advice = len(before) < len(last), "hang-before-training"
+        lines = _last_of_start(before, is_stopped=is_certain)
+    if not lines:
         return None
-    evidence = tuple(text.strip()[:_MAX_QUOTE] for text in info[-2:])
-    is_of_peers = sum("via P2P" in text for text in last) >= 2
+    # torchrun's line stands alone where --error separates it from what the ranks print.
+    if "OMP_NUM_THREADS" in lines[0]:
+        advice = "silent-start"
+    is_certain = is_certain and advice not in ("hang-of-peers", "silent-start")
     return Candidate(
-        "p2p-hang" if is_of_peers else "nccl-hang-at-init",
-        Tier.UNCLEAR,
+        "p2p-hang" if advice == "hang-of-peers" else "nccl-hang-at-init",
+        Tier.OUTSIDE if is_limited else Tier.UNCLEAR,
         scanned.num_lines,
         "",
-        evidence=evidence,
-        severity="warning" if is_of_peers else "error",
-        advice="hang-of-peers" if is_of_peers else "hang-at-start",
+        evidence=tuple(text.strip()[:_MAX_QUOTE] for text in lines),
+        severity="error" if is_certain else "warning",
+        advice=advice,
     )
 
 
-def _ends_in_setup(last: Sequence[str], info: Sequence[str]) -> bool:
+def _ends_waiting(candidate: Candidate) -> bool:
+    """Return whether a scheduler or a person ended a run that may have waited in vain."""
+    is_for_time = candidate.name == "slurm-time-limit" or candidate.tier is Tier.INTERRUPTED
+    return candidate.key == "stop" and is_for_time
+
+
+def _last_of_start(last: Sequence[str], *, is_stopped: bool) -> list[str]:
+    """Return a launcher's last line if ranks printed nothing after it, nor gloo is their backend.
+
+    DeepSpeed and torchrun may be silent for minutes: theirs count only where the run was stopped.
+    """
+    if any("gloo" in text for text in last):
+        return []
+    after = takewhile(lambda text: _STILL_STARTING.search(parse(text).body), reversed(last))
+    pattern = _LAST_LINE if is_stopped else _REGISTERED
+    return [text for text in after if pattern.search(text)][:1]
+
+
+def _ends_in_setup(last: Sequence[str], info: Sequence[str], done: re.Pattern[str]) -> bool:
     """Return whether most of the last lines show NCCL setting up its connections."""
     # A log that was cut off elsewhere has lines of the program among the last ones.
     if len(info) < 3 or len(info) * 2 < len(last[-12:]) or _has_progress_after_setup(last):
         return False
     num_setup = sum(_INIT.search(text) is not None for text in info)
-    return num_setup * 2 >= len(info) and not any(_DONE.search(text) for text in last[-6:])
+    return num_setup * 2 >= len(info) and not any(done.search(text) for text in last[-6:])
 
 
 def _has_progress_after_setup(last: Sequence[str]) -> bool:

@@ -111,14 +111,26 @@ def judge_scanned(scanned: Scanned) -> Answer:
         findings[0] = replace(findings[0], why=why)
     reported = _reported(scanned)
     findings = _merged(reported, findings)
+    names = {finding.name for finding in findings}
+    of_links = [finding for finding in _of_topology(scanned) if finding.name not in names]
     if not findings:
-        return Answer((_nothing(scanned),))
+        return Answer(tuple(of_links) or (_nothing(scanned),))
     return Answer(
-        tuple(findings[:_MAX_FINDINGS]),
+        (*findings[:_MAX_FINDINGS], *of_links),
         counts={candidate.name: candidate.count for candidate in ordered},
         tail=_tail(scanned, ordered) if findings[0].name in _UNCERTAIN else (),
-        headings=noticed_before(reported) | _headings(ordered),
+        headings=noticed_before([*reported, *of_links]) | _headings(ordered),
     )
+
+
+def _of_topology(scanned: Scanned) -> list[Finding]:
+    """Return the findings of doctor about a matrix of ``nvidia-smi topo -m`` in the text."""
+    lines = [match.line.text for match in scanned.of("topology")]
+    if not lines:
+        return []
+    from paceline.diagnose import doctor  # only now: few logs have one
+
+    return doctor.examine_topology("\n".join(lines), is_log=True).findings
 
 
 def known_fault(scanned: Scanned) -> Finding | None:

@@ -13,6 +13,7 @@ from time import monotonic_ns
 from typing import Any
 
 from paceline import counters
+from paceline.machine.compiled import uncounted
 
 
 def install(slot: memoryview[int]) -> Callable[[], None]:
@@ -46,7 +47,7 @@ def install(slot: memoryview[int]) -> Callable[[], None]:
     def uninstall() -> None:
         iterators._next_data, iterators.__init__ = fetch, make
 
-    iterators._next_data, iterators.__init__ = noted_fetch, noted_make
+    iterators._next_data, iterators.__init__ = uncounted(noted_fetch), uncounted(noted_make)
     return uninstall
 
 

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from paceline import counters
 from paceline.errors import Finding, RunError
-from paceline.machine.compiled import left_alone, not_traced
+from paceline.machine.compiled import left_alone, not_traced, uncounted
 from paceline.machine.parameters import names_of
 from paceline.signatures import texts
 
@@ -212,4 +212,4 @@ def _follow_parameters(follow: Callable[[Iterable[torch.Tensor]], None]) -> None
         add(self, param_group)
         follow(self.param_groups[-1]["params"])
 
-    Optimizer.add_param_group = left_alone(add_and_follow)  # type: ignore[method-assign]
+    Optimizer.add_param_group = left_alone(uncounted(add_and_follow))  # type: ignore[method-assign]

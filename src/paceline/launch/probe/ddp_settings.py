@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline import env
+from paceline.machine.compiled import uncounted
 
 HOOK, AUTOCAST = "hook", "autocast"  # all other settings are arguments of the constructor
 _applied: list[str] = []
@@ -52,7 +53,7 @@ def _constructor(construct: Callable[..., None], settings: Mapping[str, Any]) ->
             args[0].register_comm_hook(None, _hook(settings[HOOK]))
         _applied.extend(settings)
 
-    return constructed
+    return uncounted(constructed)
 
 
 def _hook(dtype_name: str) -> Any:

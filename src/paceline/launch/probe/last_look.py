@@ -19,7 +19,7 @@ from typing import Any
 
 from paceline import counters
 from paceline.machine import accelerator
-from paceline.machine.compiled import left_alone
+from paceline.machine.compiled import left_alone, uncounted
 
 _BUDGET_S = 2.0  # for all checks of a process
 _CHUNK = 1 << 22  # elements of a parameter that are checked at a time
@@ -48,7 +48,7 @@ def watch(optimizers: Any, look: LastLook) -> Callable[[], None]:
             look.note_group()
         destroy(group)
 
-    optimizers.__init__ = left_alone(create_and_follow)
+    optimizers.__init__ = left_alone(uncounted(create_and_follow))
     if destroy is not None:
         c10d.destroy_process_group = distributed.destroy_process_group = look_and_destroy
 

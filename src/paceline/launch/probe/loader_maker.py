@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from paceline.machine.compiled import uncounted
+
 _LIBRARIES = {"transformers.trainer": "transformers", "paceline.train": "paceline"}
 
 
@@ -47,7 +49,7 @@ class Makers:
             construct(loader, *args, **kwargs)
             loader.__dict__["_paceline_maker"] = self.find(sys._getframe(1), loader.dataset)
 
-        kind.__init__ = noted_construct
+        kind.__init__ = uncounted(noted_construct)
 
     def line_of(self, frame: FrameType | None) -> str:
         """Return the nearest line of the script, as ``train.py:24``; empty if none is known."""

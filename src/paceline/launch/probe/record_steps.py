@@ -20,7 +20,7 @@ from paceline.launch.probe import stack_responder
 from paceline.launch.probe.gradients import exchanged, losses_of
 from paceline.launch.probe.record_file import RecordFile
 from paceline.launch.probe.record_loops import LoopRecords
-from paceline.machine.compiled import left_alone, not_traced
+from paceline.machine.compiled import left_alone, not_traced, uncounted
 from paceline.machine.parameters import in_shards, modules, names_of
 
 # Types with as many bytes, by which the bits of parameters are summed
@@ -229,7 +229,7 @@ def _count_calls(kind: Any, records: StepRecords) -> None:
         schedule(self)
         step(self, *args, **kwargs)
 
-    kind.step = counted_step
+    kind.step = uncounted(counted_step)
 
 
 def _is_whole(tensor: Any, shards: set[int]) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import counters
-from paceline.machine.compiled import left_alone, not_compiled
+from paceline.machine.compiled import left_alone, not_compiled, uncounted
 from paceline.machine.fingerprints import Value, fingerprints, total
 from paceline.rundir.files import write_whole
 
@@ -111,7 +111,7 @@ def follow_models(follow: Callable[[Any], None]) -> Callable[[], None]:
         construct(self, *args, **kwargs)
         follow(self)
 
-    kind.__init__ = left_alone(construct_and_follow)
+    kind.__init__ = left_alone(uncounted(construct_and_follow))
 
     def end() -> None:
         kind.__init__ = construct

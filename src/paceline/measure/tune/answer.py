@@ -200,6 +200,8 @@ class TuningAnswer:
         if self.measured.keeps_up:
             return "the loop is then as fast as on a batch in memory"
         if self.best.threads != self.facts.setting.threads and not self.best.num_workers:
+            if not self._tried_workers:
+                return "other numbers of threads are not faster, and no workers were measured"
             return "neither workers nor other numbers of threads are faster"
         most, limit = search.most_workers(self.facts, self.limits, self.measured)
         if self.facts.is_stream and not self.facts.setting.num_workers:
@@ -210,7 +212,12 @@ class TuningAnswer:
         if self.best.num_workers >= most:
             verb = "allow" if limit == "CPUs" else "tries" if limit == "paceline tune" else "allows"
             return f"as many workers as {limit} {verb} ({most} a rank)"
-        return "more workers are not faster"
+        return "more workers are not faster" if self._tried_workers else "no workers were measured"
+
+    @property
+    def _tried_workers(self) -> bool:
+        tried = (*self.measured.settings, *self.measured.failures)
+        return any(setting.num_workers for setting in tried)
 
     def _notes(self) -> list[str]:
         notes: list[str] = []
@@ -222,7 +229,9 @@ class TuningAnswer:
         waiting = self.waiting(self.best)
         if waiting is not None and self.is_worth_tuning and waiting.low > _NOTABLE_SHARE:
             advice = "read cheaper samples, or give each rank more CPUs"
-            if self.measured.busy_share(self.best.num_workers) < _MOSTLY_IDLE:
+            is_idle = self.measured.busy_share(self.best.num_workers) < _MOSTLY_IDLE
+            # One process without workers leaves CPUs idle whatever it waits for.
+            if is_idle and self.best.num_workers:
                 advice = "most CPUs are idle, so it is storage or a network that samples wait for"
             notes.append(
                 f"with the best setting {_percent(waiting)} of a step still waits for data:"

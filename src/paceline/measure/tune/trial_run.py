@@ -155,7 +155,7 @@ class TrialRun:
         tick: Callable[[], None],  # called several times a second while something is awaited
     ) -> None:
         self._start, self._folder = start, folder
-        self._deadline_s, self._tick = deadline_s, tick
+        self.deadline_s, self._tick = deadline_s, tick
         self._files = CommandFiles(folder)
         self._run_dir = RunDir(folder / "run")
         self._number = 0
@@ -278,7 +278,7 @@ class TrialRun:
         left.
         """
         self._tick()
-        if time.monotonic() > self._deadline_s:
+        if time.monotonic() > self.deadline_s:
             raise TimeIsUp
         memory = psutil.virtual_memory()
         self.least_free = min(self.least_free, memory.available)

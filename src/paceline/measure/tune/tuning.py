@@ -38,6 +38,7 @@ from paceline.text.wording import size
 
 _SEARCH_S, _FINAL_S = 0.6, 1.0  # length of a window
 _SEARCH_SHARE = 0.5  # of the time: what remains is for the finalists
+_START_S = 300.0  # until the first loop: importing torch takes minutes on a busy machine
 _MOST_STARTS = 8  # of scripts that end sooner than the measurement
 
 
@@ -54,6 +55,7 @@ class Tuning:
     limits: TrialLimits = field(default_factory=lambda: TrialLimits(1))
     num_ranks: int = 0
     worker_start_s: float | None = None
+    _deadline_s: float = 0.0
     _search_end_s: float = 0.0
     _is_search_cut: bool = False
 
@@ -63,8 +65,8 @@ class Tuning:
         Raises RunError if the script failed, ended or was too slow before its own settings were
         measured.
         """
-        deadline_s = time.monotonic() + self.seconds
-        cut_short = self._measure(deadline_s, progress)
+        self._deadline_s = time.monotonic() + max(self.seconds, _START_S)
+        cut_short = self._measure(progress)
         if self.facts is None or self.facts.setting not in self.measured.settings:
             raise RunError(self._nothing_measured())
         return TuningAnswer(
@@ -78,7 +80,7 @@ class Tuning:
             worker_start_s=self.worker_start_s,
         )
 
-    def _measure(self, deadline_s: float, progress: TuningProgress) -> str:
+    def _measure(self, progress: TuningProgress) -> str:
         """Start the script, again if it ends early; return why not everything was measured."""
         time_is_up = (
             "the time was up before all settings were measured often enough:"
@@ -86,11 +88,13 @@ class Tuning:
         )
         for _ in range(_MOST_STARTS):
             with tempfile.TemporaryDirectory(prefix="paceline-tune-") as folder:
-                run = TrialRun(self.start, Path(folder), deadline_s=deadline_s, tick=progress.tick)
+                run = TrialRun(
+                    self.start, Path(folder), deadline_s=self._deadline_s, tick=progress.tick
+                )
                 try:
                     with run:
                         progress.show("starting the script")
-                        self._take_facts(run, deadline_s)
+                        self._take_facts(run, progress)
                         self._measure_all(run, progress)
                     return time_is_up if self._is_search_cut else ""
                 except TimeIsUp:
@@ -106,11 +110,15 @@ class Tuning:
             " measured often enough: let it train longer"
         )
 
-    def _take_facts(self, run: TrialRun, deadline_s: float) -> None:
+    def _take_facts(self, run: TrialRun, progress: TuningProgress) -> None:
+        is_first = self.facts is None
         self.facts, self.num_ranks = run.facts()
+        now_s = time.monotonic()
+        if is_first:  # the start is over
+            self._deadline_s = run.deadline_s = now_s + self.seconds
+            progress.restart()
         if not self.measured.settings:
-            now_s = time.monotonic()
-            self._search_end_s = now_s + _SEARCH_SHARE * (deadline_s - now_s)
+            self._search_end_s = now_s + _SEARCH_SHARE * (self._deadline_s - now_s)
         cpus, _ = usable_cpus()
         shm_bytes = shared_memory_bytes()
         self.limits = TrialLimits(
@@ -227,12 +235,14 @@ class Tuning:
         )
 
     def _nothing_measured(self) -> Finding:
-        what = "made no optimizer step on a batch of a DataLoader"
-        if self.facts is not None:
-            what = "ended too soon or took too long to be measured"
+        if self.facts is None:
+            seconds = max(self.seconds, _START_S)
+            what = f"made no optimizer step on a batch of a DataLoader in {seconds:.0f} s"
+            fix = "let it start with less data, or use an idle machine"
+            return Finding("trial-too-slow", f"{self.name} {what}", fix=fix)
         return Finding(
             "trial-too-slow",
-            f"{self.name} {what} in {self.seconds:.0f} s",
+            f"{self.name} ended too soon or took too long to be measured in {self.seconds:.0f} s",
             fix=f"give it more time (--seconds {5 * self.seconds:.0f}), or let it start with"
             " less data",
         )
@@ -263,6 +273,10 @@ class TuningProgress:
         self._task = self._bar.add_task("", total=self._seconds, left_s=self._seconds)
         self._bar.start()
         return self
+
+    def restart(self) -> None:
+        """Count from now on."""
+        self._end_s = time.monotonic() + self._seconds
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()

@@ -169,6 +169,11 @@ def test_two_sockets(changes, settings, expected):
     assert judged == expected
 
 
+def test_a_copy_that_hangs_is_not_answered_with_the_setting_that_is_there():
+    facts = with_pairs(machine("two-sockets-2", {"NCCL_P2P_DISABLE": "1"}), trial="hang")
+    assert "NCCL_P2P_DISABLE" not in judge(facts)[0].fix
+
+
 def test_a_misspelt_level_does_not_count_as_a_decision():
     findings = judge(machine("two-sockets-2", {"NCCL_P2P_LEVEL": "sys"}))
     assert found(findings) == ["warning p2p-across-sockets", "warning variable-unknown"]

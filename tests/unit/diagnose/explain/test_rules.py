@@ -35,7 +35,7 @@ lower_after_stop: Lower what follows an external stop of the job, and raise what
 drop_overcome: Drop warnings after which training continued.
 drop_recovered: Drop all candidates if the ranks restarted and trained until the end of the text.
 interrupted_rendezvous: Infer a rendezvous timeout if Ctrl-C interrupted the wait for other ranks.
-hang_at_start: Infer a hang at the start if the text ends while NCCL sets up its connections.
+hang_at_start: Infer a hang at the start if the text ends before ranks have connected to each other.
 """
 
 

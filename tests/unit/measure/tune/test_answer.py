@@ -210,3 +210,16 @@ def test_memory_that_the_script_pins_itself_is_not_said_again():
 )
 def test_the_place_of_the_lines_to_paste(values, lines):
     assert answer.placed(replace(FACTS, **values), TWO) == lines
+
+
+def test_no_reason_is_given_that_was_not_measured():
+    """One process on two CPUs leaves one idle; and nothing is known of workers that were not tried."""
+    one_thread = replace(WRITTEN, threads=1)
+    given = answered({WRITTEN: steady(0.1), one_thread: steady(0.05)})
+    given.measured.busy.update({WRITTEN: 0.3, one_thread: 0.3})
+    text = given.render()
+    assert "why: other numbers of threads are not faster, and no workers were measured" in text
+    assert "storage" not in text
+    assert "no workers were measured" in answered({WRITTEN: steady(0.1)}).render()
+    given.measured.settings[TWO] = steady(0.2)
+    assert "neither workers nor" in answered(given.measured.settings).render()

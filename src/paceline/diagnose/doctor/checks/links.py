@@ -79,15 +79,19 @@ def _broken(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
             if off
             else "NCCL hangs at the first communication, or training silently goes wrong"
         ),
-        fix=(
-            "NVLink is at fault: nvidia-smi nvlink -s; have the machine looked at"
-            if any(pair.nvlinks for pair in broken)
-            else (
-                "export NCCL_P2P_DISABLE=1 (slower: over host memory) until ACS and IOMMU are off"
-                " or the driver is newer"
-            )
-        ),
+        fix=_repair(off=off, over_nvlink=any(pair.nvlinks for pair in broken)),
         severity="warning" if off else "error",
+    )
+
+
+def _repair(*, off: bool, over_nvlink: bool) -> str:
+    if over_nvlink:
+        return "NVLink is at fault: nvidia-smi nvlink -s; have the machine looked at"
+    if off:
+        return "ACS and IOMMU off in the BIOS, or a newer driver; leave the setting until then"
+    return (
+        "export NCCL_P2P_DISABLE=1 (slower: over host memory) until ACS and IOMMU are off or the"
+        " driver is newer"
     )
 
 
@@ -130,7 +134,10 @@ def _across_sockets(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]
         return
     outcome, why = _TRIED if tried else _NOT_TRIED
     rates = [pair.gigabytes_per_s for pair in far if pair.gigabytes_per_s]
-    evidence = [f"{far[0].link} between {far[0].words}{_and_more(far)}"]
+    numa = {gpu.index: gpu.numa_node for gpu in facts.gpus if gpu.numa_node is not None}
+    nodes = [str(numa[index]) for index in (far[0].first, far[0].second) if index in numa]
+    on_nodes = f" (NUMA nodes {' and '.join(nodes)})" if len(nodes) == 2 else ""
+    evidence = [f"{far[0].link} between {far[0].words}{on_nodes}{_and_more(far)}"]
     if rates:
         evidence.append(f"tried and verified: {min(rates):g} GB/s")
     evidence.append(_nccls_choice(facts, level, uses))
@@ -187,6 +194,10 @@ def _nccls_choice(facts: Facts, level: str, uses: bool) -> str:
         return f"NCCL_P2P_LEVEL={facts.settings['NCCL_P2P_LEVEL']}: NCCL uses it"
     if uses and facts.settings.get("NCCL_P2P_LEVEL"):
         return f"NCCL does not know NCCL_P2P_LEVEL={facts.settings['NCCL_P2P_LEVEL']}, and uses it"
+    if uses and not facts.host.cpu_vendor:
+        return (
+            "unless NCCL_P2P_DISABLE or NCCL_P2P_LEVEL is set, NCCL uses it if the CPUs are AMD's"
+        )
     if uses:
         return (
             "NCCL_P2P_DISABLE and NCCL_P2P_LEVEL are not set: between two GPUs on AMD CPUs NCCL"

@@ -12,4 +12,6 @@ peers       collect what affects traffic between GPUs: bridges above them, and a
             every two
 processes   collect processes: holders of GPUs, leftovers of earlier runs, and running loader
             workers
+topology    read the matrix of ``nvidia-smi topo -m``, pasted or in a log: GPUs and the links
+            between them
 """
