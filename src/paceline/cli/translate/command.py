@@ -41,6 +41,7 @@ class LauncherCommand:
     options: Mapping[str, str]  # its options by their own names; ``""`` for a flag
     script: str  # the script or module that it starts
     arguments: tuple[str, ...]  # the script's arguments
+    step: wrappers.WrappedStart | None  # the srun or mpirun that it is started by
     # whether ``$NAME`` in a word is a variable that no shell has expanded yet
     unexpanded: bool = False
 
@@ -82,6 +83,7 @@ def parse(
         options=launch.options,
         script=launch.program,
         arguments=tuple(arg.text for arg in launch.arguments),
+        step=unwrapped.step,
         unexpanded=is_one_line,
     )
 
