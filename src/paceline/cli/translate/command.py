@@ -13,6 +13,7 @@ from paceline.diagnose.lint.job.launcher_options import TABLES
 from paceline.diagnose.lint.job.shell import wrappers
 from paceline.diagnose.lint.job.shell.trace import CommandCall
 from paceline.diagnose.lint.job.shell.values import Arg, Symbols
+from paceline.diagnose.lint.job.shell.wrappers import WrappedStart
 from paceline.errors import UsageError, closest, option_invalid
 
 KINDS = (
@@ -41,7 +42,7 @@ class LauncherCommand:
     options: Mapping[str, str]  # its options by their own names; ``""`` for a flag
     script: str  # the script or module that it starts
     arguments: tuple[str, ...]  # the script's arguments
-    step: wrappers.WrappedStart | None  # the srun or mpirun that it is started by
+    step: WrappedStart | None  # the srun or mpirun that it is started by
     # whether ``$NAME`` in a word is a variable that no shell has expanded yet
     unexpanded: bool = False
 

@@ -15,15 +15,7 @@ from paceline.launch.plan.typed_nodes import NODE_OPTIONS
 
 _STATIC_PLACE = ("node_rank", "master_addr", "master_port")
 _WRITE_HEAD = "write the address of the first node for HEAD"
-_FROM_SLURM = (
-    "in a Slurm step leave out --nnodes, --node-rank and --master-addr: they are taken from Slurm"
-)
-_PLACEHOLDERS = {
-    "num_nodes": "write the number of nodes for NODES",
-    "node_rank": "write 0, 1, ... for NODE_RANK, on each node its own",
-    "master_addr": _WRITE_HEAD,
-}
-_WHERE = (_FROM_SLURM, *_PLACEHOLDERS.values())
+_ABOUT_PLACES = ("write ", "in a Slurm step")  # beginnings of notes
 _STEPS = {"srun": "Slurm", "mpi": "mpirun"}
 _NODES_AND_PLACE = (*NODE_OPTIONS, "rdzv_conf")
 _LOCAL_RANK = (
@@ -63,7 +55,7 @@ def left_to_step(translated: Translated, step: WrappedStart | None) -> Translate
     return replace(
         translated,
         options={name: value for name, value in options.items() if name not in _NODES_AND_PLACE},
-        notes=(*(text for text in translated.notes if text not in _WHERE), note),
+        notes=(*(old for old in translated.notes if not old.startswith(_ABOUT_PLACES)), note),
     )
 
 
@@ -325,8 +317,16 @@ def _deepspeed_nodes(options: Mapping[str, str]) -> tuple[dict[str, str], list[s
     if not has_several:
         port = options.get("master_port")
         return ({} if port is None else {"master_port": port}), []
-    notes = [note for name, note in _PLACEHOLDERS.items() if name not in options]
-    notes.append(_FROM_SLURM)
+    advice = {
+        "num_nodes": "write the number of nodes for NODES",
+        "node_rank": "write 0, 1, ... for NODE_RANK, on each node its own",
+        "master_addr": _WRITE_HEAD,
+    }
+    notes = [note for name, note in advice.items() if name not in options]
+    notes.append(
+        "in a Slurm step leave out --nnodes, --node-rank and --master-addr: they are taken from"
+        " Slurm"
+    )
     return {
         "nnodes": options.get("num_nodes", "NODES"),
         "node_rank": options.get("node_rank", "NODE_RANK"),

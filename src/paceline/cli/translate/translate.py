@@ -58,8 +58,8 @@ def _translated(command: LauncherCommand) -> Translated:
 def _calls_launch(script: str) -> bool | None:
     """Return whether a Fabric script starts its processes by launch(), None if nothing shows it."""
     source = read(script)
-    tree = tree_of(source.text) if source.finding is None else None
-    called = {last(node) for node in ast.walk(tree or ast.Module()) if isinstance(node, ast.Call)}
+    tree = tree_of(source.text) or ast.Module([], [])  # a file that cannot be read has no text
+    called = {last(node) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     if "launch" in called:
         return True
     return False if "Fabric" in called else None
