@@ -7,6 +7,8 @@ import time
 import pytest
 
 import commits
+from paceline.cli.translate import translate
+from starting import BIN
 
 JOB = {
     "SLURM_JOB_ID": "12",
@@ -45,6 +47,22 @@ def test_two_tasks_of_a_step_are_two_nodes_and_speak_with_one_voice(command):
     assert "roll call: 2 nodes alike" in head.err
     assert "done: 4 ranks" in head.err
     assert other.err == ""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "srun fabric run --num-nodes=2 train.py",
+        "srun torchrun --nnodes 2 --node-rank 0 --master-addr elsewhere train.py",
+    ],
+)
+def test_a_translated_line_of_srun_is_one_run_of_all_nodes(command, typed):
+    command.script(SAYS)
+    line = f'PATH="{BIN}:$PATH"; srun() {{ "$@"; }}; {translate([typed]).line}'
+    head, other = both(command, "-c", line, program="/bin/bash")
+    assert (head.status, other.status) == (0, 0), head.err
+    assert "rank 0 of 2" in head.out
 
 
 def test_nodes_with_different_numbers_of_ranks(command):

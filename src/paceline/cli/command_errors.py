@@ -15,10 +15,8 @@ import click
 
 from paceline import env
 from paceline.errors import EXIT_MISUSE, PacelineError, UsageError, closest, option_invalid
-from paceline.launch.plan import slurm_step
 from paceline.text import terminal
 from paceline.text.wording import few, has_or_have
-from paceline.world import read_mpi_task
 
 _TOGETHER_S = 1.0  # the tasks of a Slurm step reach this point within this time
 # Findings that depend on the command line and the start alone, which all tasks have in common.
@@ -113,6 +111,10 @@ def refuse_line(error: PacelineError) -> NoReturn:
 
 def _task_of_several() -> int | None:
     """Return which of several tasks of mpirun or a Slurm step this process is; None if of none."""
+    # imported here, since a command without an error answers sooner
+    from paceline.launch.plan import slurm_step
+    from paceline.world import read_mpi_task
+
     environ = env.snapshot()
     try:
         task = read_mpi_task(environ)

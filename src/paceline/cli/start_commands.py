@@ -17,11 +17,10 @@ from click.shell_completion import CompletionItem
 
 from paceline import env
 from paceline.cli import command_help, completed_words
-from paceline.launch.plan import command_line, parsing, preferences, slurm_step, starter
+from paceline.launch.plan import command_line
 from paceline.launch.plan.option import Option
 from paceline.launch.plan.options import OPTIONS
 from paceline.launch.plan.submit_options import FORWARDED, OWN
-from paceline.machine import files, nodeaddr, own_world
 from paceline.version import __version__
 
 Action = Callable[[], int]  # what a command does once its words are parsed; returns its exit status
@@ -54,6 +53,10 @@ def _run(**values: Any) -> Action:
 
     Without --nproc-per-node there is one rank per GPU, or one without GPUs.
     """
+    # imported here, since they take a tenth of the time in which the other commands answer
+    from paceline.launch.plan import parsing, preferences, slurm_step, starter
+    from paceline.machine import files, nodeaddr, own_world
+
     typed = _typed_options(OPTIONS, values)
     if not values["check_only"]:
         require_script(values["script"])
@@ -64,7 +67,13 @@ def _run(**values: Any) -> Action:
         environ,
         requested={**inherited, **typed},
         program=[word for word in (values["script"], *values["arguments"]) if word],
-        surroundings=_surroundings(),
+        surroundings=starter.StarterSurroundings(
+            address_of=nodeaddr.of_node,
+            require_head_here=own_world.require_head_here,
+            read_file=lambda path: files.text(Path(path)),
+            host_name=socket.gethostname(),
+            in_terminal=env.in_terminal(),
+        ),
     )
     # A file of accelerate says what nothing else has settled.
     settled = {**starter_defaults.values, **inherited, **typed}
@@ -88,16 +97,6 @@ def _run(**values: Any) -> Action:
         return run.run(requested)
 
     return action
-
-
-def _surroundings() -> starter.StarterSurroundings:
-    return starter.StarterSurroundings(
-        address_of=nodeaddr.of_node,
-        require_head_here=own_world.require_head_here,
-        read_file=lambda path: files.text(Path(path)),
-        host_name=socket.gethostname(),
-        in_terminal=env.in_terminal(),
-    )
 
 
 def _submit(**values: Any) -> Action:

@@ -32,13 +32,6 @@ def traffic(pids: Iterable[int], *, leave_out: Collection[int] = ()) -> dict[int
 
     Bytes in the send queue, and bytes that the process has read, count as moved: the number
     increases with every movement. Bytes that are not acknowledged or not read are on their way.
-
-    Args:
-        pids: Process ids.
-        leave_out: Ports of connections to ignore, such as the port of the run's store.
-
-    Returns:
-        Both by process id, without processes whose sockets cannot be read.
     """
     files = {pid: processes.open_files(pid).values() for pid in pids}
     visible = {

@@ -3,6 +3,7 @@
     request          the options of ``paceline submit``, checked
     option_rules     which values an option takes
     batch            the batch script
+    job_file         what ``--from`` takes from a job script that somebody has
     sbatch           call sbatch, and what it says as findings
     jobs             submit, follow, list, requeue and cancel jobs
     sweep            arrays of runs with different arguments

@@ -60,11 +60,6 @@ def waits_forever(request: SubmitRequest, cluster: Cluster, *, partition: str) -
 
     Without ``EnforcePartLimits`` Slurm accepts a job beyond the limits of its partition, which then
     never starts.
-
-    Args:
-        request: The request.
-        cluster: The cluster's partitions.
-        partition: The partition in which sbatch would start the job; empty if it names none.
     """
     if any(name in _OVERRULED for name, _ in request.sbatch):
         return []

@@ -69,15 +69,7 @@ def num_gpus(text: str) -> int:
 
 
 def sbatch_options(words: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
-    """Parse the values of ``--sbatch``: ``--nice=100``, ``-C a100``, ``--hold``.
-
-    Returns:
-        The long name of each option, and its value or None.
-
-    Raises:
-        UsageError: A word is not an option, an option lacks its value, or submit has an option for
-            it.
-    """
+    """Parse the values of ``--sbatch``: ``--nice=100``, ``-C a100``, ``--hold``."""
     return tuple(_sbatch(word) for word in words)
 
 

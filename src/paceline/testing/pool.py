@@ -266,26 +266,12 @@ class Ranks:
         call: RankCall,
         *,
         world_size: int,
-        kind: str = BARE,
-        fresh: bool = False,
+        kind: str = BARE,  # how ranks begin: ``GROUP``, ``VARIABLES`` or ``BARE``
+        fresh: bool = False,  # in new processes
         timeout_s: float | None = None,
         collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S,
     ) -> dict[int, RankOutcome]:
-        """Let ranks make a call; return the outcome of each.
-
-        Args:
-            call: The call.
-            world_size: Number of ranks.
-            kind: How they begin, ``GROUP``, ``VARIABLES`` or ``BARE``.
-            fresh: Whether the ranks are new processes.
-            timeout_s: How long the call may take, in seconds; None for the default.
-            collective_timeout_s: Timeout of the default group's collectives, in seconds.
-
-        Raises:
-            RanksFailed: A rank failed, ended, or was not done in time.
-            UsageError: Something cannot be pickled.
-            SetupError: The ranks cannot be started.
-        """
+        """Let ranks make a call; return the outcome of each."""
         __tracebackhide__ = True
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         content, sources = _packed(call)

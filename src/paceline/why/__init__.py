@@ -40,16 +40,8 @@ __all__ = ["collect", "why"]
 def why(words: Sequence[str], *, seconds: float, signal: str = "") -> HangReport:
     """Explain what the ranks of runs wait for.
 
-    Args:
-        words: Process ids, Slurm job ids, hosts, or files written by ``--collect``; without any,
-            all ranks of this user on this host.
-        seconds: How long the ranks are observed.
-        signal: Name of a signal at which ranks print their stacks to stderr, for ranks whose stack
-            is not visible.
-
-    Raises:
-        SetupError: No ranks are found.
-        UsageError: A word is not one of these, or a file cannot be read.
+    ``words`` are process ids, Slurm job ids, hosts or files of ``--collect``; without any, all
+    ranks of this user here. At ``signal`` ranks whose stack is not visible print it to stderr.
     """
     collection = gather.gather(words, _watch_options(seconds, signal, _progress()))
     if not collection.accounts:
@@ -58,14 +50,7 @@ def why(words: Sequence[str], *, seconds: float, signal: str = "") -> HangReport
 
 
 def collect(words: Sequence[str], *, seconds: float, signal: str = "") -> str:
-    """Return observations of ranks on this host as one line of JSON, for ``why`` on another host.
-
-    Args:
-        words: Process ids; without any, all ranks of this user.
-        seconds: How long the ranks are observed.
-        signal: Name of a signal at which ranks print their stacks to stderr, for ranks whose stack
-            is not visible.
-    """
+    """Return observations of ranks on this host as one line of JSON, for ``why`` elsewhere."""
     return gather.write(gather.gather(words, _watch_options(seconds, signal, lambda share: None)))
 
 

@@ -125,9 +125,7 @@ def entries(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
 def members(trace: Mapping[str, Any], *, world_size: int) -> dict[str, list[int]]:
     """Return the global ranks of each process group in a dump. Pure.
 
-    Args:
-        trace: The dump. gloo's dumps omit the groups, so only the default group is known there.
-        world_size: Number of ranks.
+    gloo's dumps omit the groups, so only the default group is known there.
     """
     groups: dict[str, list[int]] = {}
     for name, group in dict(trace.get("pg_config") or {}).items():

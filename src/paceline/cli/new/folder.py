@@ -165,19 +165,7 @@ _NEW_NAME = "my-training"
 
 
 def create(target: str, kind_name: str) -> list[str]:
-    """Write a project.
-
-    Args:
-        target: Its folder, which must be missing or empty. The last part is the project's name.
-        kind_name: One of ``KINDS``.
-
-    Returns:
-        The paths of the files that were written, in the folder.
-
-    Raises:
-        UsageError: The kind is unknown, the name is invalid, or the folder is not empty.
-        SetupError: The folder cannot be written, or the installation lacks the example.
-    """
+    """Write a project into a folder that is missing or empty; return the paths of its files."""
     kind = _kind(kind_name)
     folder = Path(target).absolute()
     name = folder.resolve().name if target else ""

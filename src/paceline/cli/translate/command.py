@@ -13,6 +13,7 @@ from paceline.diagnose.lint.job.launcher_options import TABLES
 from paceline.diagnose.lint.job.shell import wrappers
 from paceline.diagnose.lint.job.shell.trace import CommandCall
 from paceline.diagnose.lint.job.shell.values import Arg, Symbols
+from paceline.diagnose.lint.job.shell.wrappers import WrappedStart
 from paceline.errors import UsageError, closest, option_invalid
 
 KINDS = (
@@ -41,6 +42,7 @@ class LauncherCommand:
     options: Mapping[str, str]  # its options by their own names; ``""`` for a flag
     script: str  # the script or module that it starts
     arguments: tuple[str, ...]  # the script's arguments
+    step: WrappedStart | None  # the srun or mpirun that it is started by
     # whether ``$NAME`` in a word is a variable that no shell has expanded yet
     unexpanded: bool = False
 
@@ -82,6 +84,7 @@ def parse(
         options=launch.options,
         script=launch.program,
         arguments=tuple(arg.text for arg in launch.arguments),
+        step=unwrapped.step,
         unexpanded=is_one_line,
     )
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.diagnose.lint.job.launcher_options import FABRIC
+from paceline.diagnose.lint.job.shell.wrappers import WrappedStart
 from paceline.errors import option_invalid
 from paceline.launch.plan.accelerate.settings import DEEPSPEED, HEAD, AccelerateSettings
 from paceline.launch.plan.options import RENDEZVOUS_OPTIONS
+from paceline.launch.plan.typed_nodes import NODE_OPTIONS
 
 _STATIC_PLACE = ("node_rank", "master_addr", "master_port")
 _WRITE_HEAD = "write the address of the first node for HEAD"
+_ABOUT_PLACES = ("write ", "in a Slurm step")  # beginnings of notes
+_STEPS = {"srun": "Slurm", "mpi": "mpirun"}
+_NODES_AND_PLACE = (*NODE_OPTIONS, "rdzv_conf")
 _LOCAL_RANK = (
     "{} passes --local_rank to the script, paceline run does not: "
     'parser.add_argument("--local_rank", type=int, default=int(os.environ["LOCAL_RANK"]))'
@@ -29,6 +34,29 @@ class Translated:
     working_folder: bool = False  # whether ranks find modules in the working folder
     # the script's own arguments; None if they stay as typed
     arguments: tuple[str, ...] | None = None
+
+
+def left_to_step(translated: Translated, step: WrappedStart | None) -> Translated:
+    """Leave out what names the nodes where srun or mpirun starts the line on each of them.
+
+    What is typed is the same on all nodes, the rank too; ``paceline run`` asks the step.
+    """
+    options = translated.options
+    # An elastic run needs its rendezvous, and these start on one of the nodes, each with its line.
+    is_elastic = ":" in options.get("nnodes", "")
+    of_one_node = options.get("node_rank", "0").strip("0").isdecimal()
+    if step is None or step.kind not in _STEPS or is_elastic or of_one_node:
+        return translated
+    starts_one = "1" in (step.options.get("nodes"), step.options.get("ntasks"))
+    if starts_one or "nodelist" in step.options or options.get("nnodes", "1") == "1":
+        return translated
+    left_out = [f"--{name.replace('_', '-')}" for name in options if name in _NODES_AND_PLACE]
+    note = f"left out, since paceline run asks {_STEPS[step.kind]}: {', '.join(left_out)}"
+    return replace(
+        translated,
+        options={name: value for name, value in options.items() if name not in _NODES_AND_PLACE},
+        notes=(*(old for old in translated.notes if not old.startswith(_ABOUT_PLACES)), note),
+    )
 
 
 # torchrun
@@ -168,7 +196,12 @@ def _needed(settings: AccelerateSettings, *, decided: bool) -> dict[str, str]:
 _FABRIC_VARIABLES = ("accelerator", "strategy", "devices", "num_nodes", "precision")
 
 
-def fabric(options: Mapping[str, str], arguments: Sequence[str]) -> Translated:
+def fabric(
+    options: Mapping[str, str],
+    arguments: Sequence[str],
+    *,
+    calls_launch: bool | None,  # whether the script calls ``fabric.launch()``, None if unknown
+) -> Translated:
     """Translate ``fabric run``, which also accepts its options after the script."""
     trailing, script_arguments = _trailing_options(arguments)
     options = {"devices": "1", "num_nodes": "1", **options, **trailing}
@@ -187,10 +220,15 @@ def fabric(options: Mapping[str, str], arguments: Sequence[str]) -> Translated:
         notes += [] if "main_address" in options else [_WRITE_HEAD]
     elif "main_port" in options:
         translated["master_port"] = options["main_port"]
-    environment = {"LT_CLI_USED": "1"}
+    # with it Fabric refuses launch(), without it a script that does not call launch()
+    environment = {} if calls_launch else {"LT_CLI_USED": "1"}
     environment |= {
         f"LT_{name.upper()}": options[name] for name in _FABRIC_VARIABLES if name in options
     }
+    if calls_launch:
+        notes.append("the script calls launch(), which fabric run refuses: LT_CLI_USED is left out")
+    elif calls_launch is None:
+        notes.append("leave LT_CLI_USED=1 out if the script calls fabric.launch()")
     return Translated(translated, environment, tuple(notes), arguments=tuple(script_arguments))
 
 

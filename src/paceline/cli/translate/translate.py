@@ -1,7 +1,8 @@
-"""Translate a command line, and read accelerate's configuration if that launcher would."""
+"""Translate a command line; read a Fabric script, and accelerate's configuration if it would."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from paceline.cli.translate import command as command_line
 from paceline.cli.translate import launchers
 from paceline.cli.translate.command import LauncherCommand
 from paceline.cli.translate.launchers import Translated
+from paceline.diagnose.lint import read
 from paceline.errors import UsageError
 from paceline.launch.plan.accelerate import ask
 from paceline.text import quoting
+from paceline.text.syntax import last, tree_of
 
 
 def translate(
@@ -25,7 +28,7 @@ def translate(
     read.
     """
     command = command_line.parse(words)
-    return render(command, _translated(command))
+    return render(command, launchers.left_to_step(_translated(command), command.step))
 
 
 def _translated(command: LauncherCommand) -> Translated:
@@ -37,7 +40,8 @@ def _translated(command: LauncherCommand) -> Translated:
             return launchers.accelerate_with_variable(settings, unset, file)
         return _accelerate(typed, file, env.snapshot())
     if command.kind == "fabric run":
-        return launchers.fabric(command.options, command.arguments)
+        calls_launch = _calls_launch(command.script)
+        return launchers.fabric(command.options, command.arguments, calls_launch=calls_launch)
     if command.kind == "deepspeed":
         return launchers.deepspeed(command.options)
     if command.kind == "paceline run":
@@ -49,6 +53,16 @@ def _translated(command: LauncherCommand) -> Translated:
         inherited={**env.torchrun_defaults(), **inherited},
         passes_local_rank=command.kind == "torch.distributed.launch",
     )
+
+
+def _calls_launch(script: str) -> bool | None:
+    """Return whether a Fabric script starts its processes by launch(), None if nothing shows it."""
+    source = read(script)
+    tree = tree_of(source.text) or ast.Module([], [])  # a file that cannot be read has no text
+    called = {last(node) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    if "launch" in called:
+        return True
+    return False if "Fabric" in called else None
 
 
 def _accelerate(typed: Mapping[str, str], file: str, environ: Mapping[str, str]) -> Translated:

@@ -39,14 +39,7 @@ __all__ = ["explain", "known_fault", "printed_loss"]
 
 
 def explain(subject: str) -> Answer:
-    """Explain a log file or a run folder.
-
-    Args:
-        subject: Path of a file or of a run folder, or ``-`` for standard input.
-
-    Raises:
-        UsageError: The file does not exist or is not text.
-    """
+    """Explain a log file, a run folder, or standard input (``-``)."""
     from paceline.diagnose.explain import compressed, folder, reading
 
     answer = folder.outcome(subject)

@@ -16,11 +16,12 @@ site      read from ``slurm.conf`` which resources a job must request on this ma
 from __future__ import annotations
 
 import os.path
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.diagnose.lint.files import SourceFile, is_job, is_python, not_judged, read
-from paceline.diagnose.lint.ignore import unsuppressed
+from paceline.diagnose.lint.ignore import ignored, unsuppressed
 from paceline.diagnose.lint.program import Program
 from paceline.diagnose.lint.report import CheckedFile, LintReport
 from paceline.errors import Finding
@@ -28,7 +29,9 @@ from paceline.errors import Finding
 if TYPE_CHECKING:
     from paceline.diagnose.lint.job.case import Case
 
-__all__ = ["check_text", "lint", "read", "sbatch_option", "sbatch_options"]
+_EXPECTS = re.compile(r"Trainer|Fabric|spawn|_rank|RANK|SLURM|MASTER|WORLD|multiprocessing")
+
+__all__ = ["check_submitted", "check_text", "lint", "read", "sbatch_option", "sbatch_options"]
 
 
 def lint(files: Sequence[str]) -> LintReport:
@@ -48,6 +51,34 @@ def lint(files: Sequence[str]) -> LintReport:
 def check_text(name: str, text: str) -> CheckedFile:
     """Check a file as if it had another text, without the files that it starts."""
     return _Linter([name]).check_source(SourceFile(name, text))
+
+
+def check_submitted(text: str, script: str, *, alone: bool) -> list[Finding]:
+    """Return the errors of a job script that is about to be written, with its training script.
+
+    With ``alone`` those of the training script alone are among them, which take longer to find.
+    """
+    from paceline.diagnose.lint.job.judging import judge_case
+    from paceline.diagnose.lint.job.judging import read as read_job
+
+    source = read(script) if os.path.isfile(script) else SourceFile("")
+    programs = {}
+    # what else a script expects of its job is no error where it differs
+    if _EXPECTS.search(source.text) and (program := _program_of(source)) is not None:
+        programs[script] = program
+    findings = judge_case(read_job(text, "job script"), programs)
+    if alone and source.text and is_python(source):
+        findings += check_text(script, source.text).findings
+    silenced, _ = ignored(source.text)
+    return [each for each in findings if each.severity == "error" and each.name not in silenced]
+
+
+def _program_of(source: SourceFile) -> Program | None:
+    from paceline.diagnose.lint.python.expectations import expectations
+    from paceline.diagnose.lint.python.judging import read as read_script
+
+    index = read_script(source.text, source.name) if is_python(source) else None
+    return None if index is None or isinstance(index, Finding) else expectations(index)
 
 
 class _Linter:

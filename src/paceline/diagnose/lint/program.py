@@ -61,4 +61,6 @@ class Program:
     address: tuple[str, Place] | None = None
     # whether the ``global`` or the ``local`` rank selects the GPU, and where
     selects: tuple[str, Place] | None = None
+    # its text if it alone reads variables; empty if a module of the user or another program may
+    alone: str = ""
     downloads: Place | None = None  # where every rank downloads into the same folder

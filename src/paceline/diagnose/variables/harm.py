@@ -160,6 +160,23 @@ def _launch_blocking(settings: Settings) -> Iterator[Finding]:
         )
 
 
+def _for_debugging(settings: Settings) -> Iterator[Finding]:
+    effects = {}
+    if settings.text("TORCH_DISTRIBUTED_DEBUG").upper() == "DETAIL":
+        effects["TORCH_DISTRIBUTED_DEBUG"] = "all ranks compare each collective before it"
+    has_lines = settings.text("NCCL_DEBUG").upper() in ("INFO", "TRACE")
+    if has_lines and settings.text("NCCL_DEBUG_SUBSYS").upper() == "ALL":
+        effects["NCCL_DEBUG_SUBSYS"] = "NCCL writes a line for each collective of each rank"
+    if effects:
+        yield settings.harmful(
+            effects,
+            f"{' and '.join(effects)}: for a run that looks for a fault, as each step is slower",
+            why="; ".join(effects.values()),
+            fix=f"unset {' '.join(effects)} in runs that count",
+            severity="warning",
+        )
+
+
 def _old_levels(settings: Settings) -> Iterator[Finding]:
     for name in ("NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL"):
         text = settings.text(name)
@@ -241,6 +258,7 @@ _CHECKS = (
     _no_handling,
     _no_flight_recorder,
     _launch_blocking,
+    _for_debugging,
     _old_levels,
     _efa,
     _fork_safe,

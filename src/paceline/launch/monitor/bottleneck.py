@@ -101,9 +101,6 @@ def starved(ranks: Sequence[Mapping[str, Any]]) -> Finding | None:
     """Return the rank that waits longest for a CPU, which makes all its stages longer.
 
     None if that is little. The kernel counts it; threads that the rank waits for are not in it.
-
-    Args:
-        ranks: What the speed log describes of each rank, with ``cpu_wait_s`` and ``watched_s``.
     """
     shares = [rank.get("cpu_wait_s", 0.0) / max(rank.get("watched_s", 0.0), 1e-9) for rank in ranks]
     share = max(shares)

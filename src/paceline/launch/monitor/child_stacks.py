@@ -39,16 +39,7 @@ MISSING = "py-spy is not installed"
 def stack(
     pid: int, read_frame: Callable[[str, int, str], Frame], *, limit_s: float = _PY_SPY_S
 ) -> tuple[Frame, ...]:
-    """Return the Python stack of a process's main thread; empty without py-spy or its rights.
-
-    Args:
-        pid: The process.
-        read_frame: Creates a frame from file, line and function.
-        limit_s: How long py-spy may take, in seconds.
-
-    Returns:
-        The frames, outermost first.
-    """
+    """Return the main thread's stack, outermost first; empty without py-spy or its rights."""
     dumped, _ = threads(pid, limit_s=limit_s)
     main = main_thread(pid, dumped)
     return tuple(read_frame(*frame) for frame in main)

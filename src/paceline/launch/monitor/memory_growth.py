@@ -98,10 +98,6 @@ def finding_of(ranks: Sequence[Mapping[str, Any]]) -> Finding | None:
     """Return the hint about the rank that grows most; None if none grows steadily.
 
     Memory of GPUs is asked first: what is kept there takes a little of the host's too.
-
-    Args:
-        ranks: What the speed log describes of each rank: ``gpu_memory_growth`` and
-            ``memory_growth`` in bytes a step, and what is allocated in bytes.
     """
     for kind, of_rank in (
         ("gpu_memory", "the GPU memory of rank"),

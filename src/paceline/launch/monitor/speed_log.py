@@ -191,10 +191,6 @@ class SpeedLog:
         """Return steps per second: since the last description, at the end of the whole attempt.
 
         They are counted from step to step, so neither the start nor the end of the ranks is in it.
-
-        Args:
-            steps: Optimizer steps of the first rank.
-            seconds: Time of all but the first of them.
         """
         steps_before, seconds_before = self._before
         if self._is_closing or steps_before < 1:

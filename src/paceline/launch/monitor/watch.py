@@ -118,12 +118,7 @@ class Watch:
         }
 
     def _calls_for_a_look(self, now: float, *, late: bool) -> bool:
-        """Return whether this node wants a look at the ranks of all nodes now.
-
-        Args:
-            now: The time.
-            late: Whether a rank has made no progress for too long.
-        """
+        """Return whether this node wants a look at the ranks of all nodes now."""
         quiet = self._is_quiet()
         if not quiet and not self._someone_is_late(share=0.5):
             self._forget()
@@ -226,9 +221,6 @@ class Watch:
         """Return whether a living rank has made no progress for too long.
 
         False if that was already reported.
-
-        Args:
-            share: Fraction of the limit that counts as too long.
         """
         if self._was_reported():
             return False

@@ -56,13 +56,7 @@ def failure_from(ours: Mapping[str, Any]) -> Failure:
 
 
 def output_of(failure: Failure | None, file: Path | None, *, log: Path) -> str:
-    """Return the file to look into, for messages; empty if there is none.
-
-    Args:
-        failure: How the rank ended; the script may have redirected its traceback.
-        file: The file that has content; None if neither the log nor the file for a crash has.
-        log: The log, to which the launcher may still write the traceback.
-    """
+    """Return the file to look into, for messages; empty if there is none."""
     if failure is not None and failure.output:
         file = Path(failure.output)
     elif failure is not None and failure.unprinted:

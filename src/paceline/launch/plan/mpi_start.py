@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from paceline import env
 from paceline.errors import Finding, UsageError
-from paceline.launch.plan import command_line
 from paceline.launch.plan.starter_defaults import MPI, StarterDefaults
 from paceline.launch.plan.typed_nodes import (
     is_alone,
+    launched_twice,
     other_number,
     other_rank,
     without_node_options,
@@ -111,26 +111,14 @@ def _each_task_is_a_node(task: MpiTask, requested: Mapping[str, object]) -> bool
 def _double_launch(
     task: MpiTask, requested: Mapping[str, object], program: Sequence[str]
 ) -> Finding:
-    nproc = str(requested.get("nproc_per_node") or "")
-    per_task, total = "all ranks of the node", ""
-    if nproc.isdecimal():
-        per_task = f"{nproc} rank{'s' * (nproc != '1')}"
-        total = f": {task.local_size * int(nproc)} ranks a node"
-    evidence: tuple[str, ...] = ()
-    if program and program[0].endswith(".py"):
-        line = command_line.write([], program).replace("paceline run", "python", 1)
-        evidence = (f"for Session and Trainer tasks can be the ranks: mpirun ... {line}",)
-    return Finding(
-        "double-launch",
-        f"{task.starter} started {task.local_size} tasks on a node, and paceline run would start"
-        f" {per_task} in each{total}",
+    return launched_twice(
+        task.local_size,
+        requested,
+        program,
+        starter=task.starter,
+        ranks_line="for Session and Trainer tasks can be the ranks: mpirun ...",
         where=f"task {task.rank} of {task.size}",
-        why=(
-            "one paceline run on each node starts its ranks; several on a node take each other's"
-            " GPUs and ports"
-        ),
         fix=f"{task.one_per_node} {without_node_options(requested, program)}",
-        evidence=evidence,
     )
 
 

@@ -7,7 +7,6 @@ terminals of editors, where no launcher runs on the other nodes.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,12 @@ from typing import Any
 from paceline import env
 from paceline.errors import Finding, UsageError
 from paceline.launch.plan.starter_defaults import SLURM, StarterDefaults
-from paceline.launch.plan.typed_nodes import without_node_options
+from paceline.launch.plan.typed_nodes import (
+    launched_twice,
+    other_number,
+    other_rank,
+    without_node_options,
+)
 from paceline.text.quoting import bracketed
 from paceline.world import expand_counts, expand_nodelist, step_port
 
@@ -173,33 +177,15 @@ def _each_task_is_a_node(step: SlurmStep, requested: Mapping[str, object]) -> bo
 def _double_launch(
     step: SlurmStep, requested: Mapping[str, object], program: Sequence[str]
 ) -> Finding:
-    tasks = max(step.tasks)
-    nproc = str(requested.get("nproc_per_node") or "")
-    per_task, total = "all ranks of the node", ""
-    if nproc.isdigit():
-        per_task = f"{nproc} rank{'s' * (nproc != '1')}"
-        total = f": {tasks * int(nproc)} ranks a node"
-    return Finding(
-        "double-launch",
-        f"Slurm started {tasks} tasks on a node, and paceline run would start {per_task} in"
-        f" each{total}",
+    line = srun(len(step.nodes), words=without_node_options(requested, program))
+    return launched_twice(
+        max(step.tasks),
+        requested,
+        program,
+        starter="Slurm",
+        ranks_line="for Session, Trainer and Lightning tasks can be the ranks: srun",
         where=f"{step.name}, tasks per node {_counts(step.tasks)}",
-        why=(
-            "one paceline run on each node starts its ranks; several on a node take each other's"
-            " GPUs and ports"
-        ),
-        fix=(
-            "#SBATCH --ntasks-per-node=1, or:"
-            f" {srun(len(step.nodes), words=without_node_options(requested, program))}"
-        ),
-        evidence=(
-            (
-                "for Session, Trainer and Lightning tasks can be the ranks: srun python "
-                + shlex.join(program),
-            )
-            if program and program[0].endswith(".py")
-            else ()
-        ),
+        fix=f"#SBATCH --ntasks-per-node=1, or: {line}",
     )
 
 
@@ -209,33 +195,12 @@ def _counts(tasks: Sequence[int]) -> str:
 
 def _compare(step: SlurmStep, requested: Mapping[str, object]) -> None:
     """Refuse typed numbers that contradict Slurm's."""
-    where = f"{step.name} on {len(step.nodes)} nodes"
-    nnodes = str(requested.get("nnodes") or "")
-    low, colon, high = nnodes.partition(":")
-    is_range = low.isdigit() and (not colon or high.isdigit())  # the parser refuses anything else
-    if is_range and not int(low) <= len(step.nodes) <= int(high or low):
-        raise UsageError.of(
-            "torchrun-nnodes-mismatch",
-            f"--nnodes {nnodes}, and Slurm runs this step on {len(step.nodes)} nodes",
-            where=where,
-            fix=(
-                f"leave --nnodes out, or: #SBATCH --nodes={high or low}; nothing of Slurm's:"
-                " --no-slurm"
-            ),
-        )
-    rank = str(requested.get("node_rank") or "")
-    if rank.isdigit() and int(rank) != step.node_rank:
-        raise UsageError.of(
-            "node-rank-on-batch-host",
-            f"--node-rank {rank} on node {step.node_rank} of the step,"
-            f" {step.nodes[step.node_rank]}",
-            where=where,
-            why=(
-                "a variable in the srun line is expanded once, on the first node, before srun"
-                " starts the tasks"
-            ),
-            fix="leave --node-rank out: it is taken from Slurm",
-        )
+    where = f"{step.nodes[step.node_rank]}, {step.name} on {len(step.nodes)} nodes"
+    starter = f"Slurm runs this step on {len(step.nodes)} nodes"
+    number = other_number(requested, len(step.nodes), where=where, starter=starter)
+    contradicted = number or other_rank(requested, step.node_rank, where=where, starter="srun")
+    if contradicted:
+        raise UsageError(contradicted)
 
 
 def _without_step(

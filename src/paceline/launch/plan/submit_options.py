@@ -69,6 +69,12 @@ OWN: tuple[Option, ...] = (
         group=RESOURCES,
     ),
     Option(
+        "from",
+        "a job script, from which requests, modules and variables are taken that are not typed",
+        metavar="JOB",
+        group=RESOURCES,
+    ),
+    Option(
         "qos",
         "quality of service, which sets priority and limits",
         short="-q",

@@ -81,3 +81,37 @@ def other_rank(
         ),
         fix=f"leave --node-rank out: it is taken from {starter}",
     )
+
+
+def launched_twice(
+    tasks: int,  # launchers on a node
+    requested: Mapping[str, object],
+    program: Sequence[str],
+    *,
+    starter: str,  # who started them
+    ranks_line: str,  # how tasks can be the ranks, before ``python``
+    where: str,
+    fix: str,
+) -> Finding:
+    """Return the finding that several launchers run on a node."""
+    nproc = str(requested.get("nproc_per_node") or "")
+    per_task, total = "all ranks of the node", ""
+    if nproc.isdecimal():
+        per_task = f"{nproc} rank{'s' * (nproc != '1')}"
+        total = f": {tasks * int(nproc)} ranks a node"
+    evidence: tuple[str, ...] = ()
+    if program and program[0].endswith(".py"):
+        line = command_line.write([], program).replace("paceline run", "python", 1)
+        evidence = (f"{ranks_line} {line}",)
+    return Finding(
+        "double-launch",
+        f"{starter} started {tasks} tasks on a node, and paceline run would start {per_task} in"
+        f" each{total}",
+        where=where,
+        why=(
+            "one paceline run on each node starts its ranks; several on a node take each other's"
+            " GPUs and ports"
+        ),
+        fix=fix,
+        evidence=evidence,
+    )

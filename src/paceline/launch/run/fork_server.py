@@ -51,17 +51,7 @@ class ForkServer:
         self._received = b""
 
     def start(self, task: RankTask, *, stdout: int, stderr: int, files: Sequence[int] = ()) -> None:
-        """Start a rank with these descriptors as its stdout and stderr.
-
-        Args:
-            task: The task of the rank.
-            stdout: Descriptor of its stdout.
-            stderr: Descriptor of its stderr.
-            files: Descriptors for the task's ``crash``, ``stacks`` and ``report``; may be empty.
-
-        Raises:
-            OSError: The fork server is gone.
-        """
+        """Start a rank; ``files`` are for its ``crash``, ``stacks`` and ``report``, or empty."""
         self._hand_over(
             {"do": "start", "task": task.to_json(), "files": len(files)}, [stdout, stderr, *files]
         )
@@ -100,12 +90,8 @@ class ForkServer:
     def close(self, *, leave: bool = False, streams: Sequence[Copy] = ()) -> None:
         """End the fork server, and wait for it.
 
-        Args:
-            leave: Keep background processes that successful ranks have started, as torchrun does.
-                Otherwise every descendant of the ranks is ended.
-            streams: With ``leave``, the streams that background processes still write to. Their
-                output is copied as long as they live: writing into a pipe without a reader would
-                end them.
+        With ``leave`` background processes of successful ranks stay, as under torchrun, and what
+        they write to ``streams`` is copied, since a pipe without a reader would end them.
         """
         self._wake_up()
         if leave and streams:

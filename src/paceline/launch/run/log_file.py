@@ -24,12 +24,7 @@ OnLoss = Callable[[str, str], None]
 
 
 class LogFile:
-    """A log file that is appended to.
-
-    Args:
-        path: Path of the file.
-        on_loss: Called with the path and the reason when output is dropped for the first time.
-    """
+    """A log file; ``on_loss`` is called with path and reason when output is first dropped."""
 
     def __init__(self, path: str, on_loss: OnLoss) -> None:
         self.path = path

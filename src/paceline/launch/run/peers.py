@@ -86,12 +86,7 @@ class Peers:
         return channel.exchange(content, until_s=until_s, linger=linger, give_up=give_up)
 
     def losses(self, nodes: Collection[int], *, store: bool = False) -> dict[str, Loss | None]:
-        """Return why nodes are lost, by their names; None for an unknown reason.
-
-        Args:
-            nodes: Ranks of the lost nodes.
-            store: Whether the host of the run's store is lost too; it comes first.
-        """
+        """Return why nodes are lost, by their names; None for an unknown reason."""
         losses: dict[str, Loss | None] = {}
         if store:
             losses[f"{self.store_host} (the host of the run's store)"] = self._store_loss

@@ -86,12 +86,6 @@ def run(options: Options) -> int:
 
     In a rank, which is a fork of this process, this returns to the launcher's caller only as the
     script ends: it returns 0 or raises SystemExit.
-
-    Returns:
-        The exit status of the command.
-
-    Raises:
-        PacelineError: The run could not be started.
     """
     torch_requirements.require_installed()
     if options.numa_binding:

@@ -264,15 +264,13 @@ class Follower:
         terminal.show("\n".join(lines), sys.stderr)
 
 
-def describe(state: JobState, *, again: str | None, now_s: float) -> str:
-    """Return the state of a job in one line, empty if there is nothing to report. Pure.
-
-    Args:
-        state: State of the job in Slurm.
-        again: Progress of the run if the job has run before, such as ``" after 100 steps"``; None
-            if it has not.
-        now_s: The current time, to leave out the day if it is today.
-    """
+def describe(
+    state: JobState,
+    *,
+    again: str | None,  # how far a run that has run before is: " after 100 steps"
+    now_s: float,
+) -> str:
+    """Return the state of a job in one line, empty if there is nothing to report. Pure."""
     name = f"job {state.job_id}"
     if state.waits:
         what = f"is queued again{again}" if again is not None else "is pending"

@@ -54,29 +54,15 @@ class JobEntry:
 
 
 def jobs(
+    # of runs, or of a sweep, which may be its name or array; None: the current one and of profiles
     folder: Path | None,
     *,
     as_json: bool,
-    metric: str = "",
+    metric: str = "",  # by which the elements of a sweep are sorted
     descending: bool = False,
     limit: int | None = None,
 ) -> int:
-    """Print the runs of a folder, the newest first, or the elements of a sweep.
-
-    Args:
-        folder: A folder of runs, None for those of the current folder and of profiles; or a sweep:
-            its folder, its name, or the id of its array.
-        as_json: Whether data for a program are wanted.
-        metric: Name of the metric by which the elements of a sweep are sorted, empty for none.
-        descending: Whether the largest value comes first.
-        limit: Number of runs to show, None for all.
-
-    Returns:
-        The exit status of the command.
-
-    Raises:
-        UsageError: The folder does not exist, or there is nothing that can be sorted.
-    """
+    """Print the runs of a folder, the newest first, or the elements of a sweep."""
     if descending and not metric:
         what = "--descending has no effect without --sort"
         raise option_contradicted(what, fix="paceline jobs SWEEP --sort loss --descending")

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline import env
+from paceline.diagnose import lint
 from paceline.errors import (
     EXIT_OK,
     Finding,
     PacelineError,
+    RunError,
     SetupError,
     UsageError,
     option_contradicted,
@@ -30,6 +32,7 @@ from paceline.rundir import files
 from paceline.rundir.files import RUNS, SECRET_MODE, RunDir, new_run_id, write_whole
 from paceline.slurm import (
     batch,
+    job_file,
     job_states,
     limits,
     option_rules,
@@ -48,6 +51,7 @@ from paceline.text import terminal
 from paceline.text.json_text import print_json
 from paceline.text.quoting import CONTROL, word
 
+_OF_LIBRARIES = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "CUDA_LAUNCH")  # prefixes of variables
 _MIN_RUN_S = 120  # Slurm may send the signal a minute early, and starting takes up to a minute
 
 Fill = Callable[[Path], None]  # writes further files into a folder
@@ -62,19 +66,7 @@ class Queued:
 
 
 def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> int:
-    """Run ``paceline submit``.
-
-    Args:
-        name: Path of the training script.
-        arguments: Arguments of the script.
-        typed: ``{name: text}`` of the options on the command line, True for a flag.
-
-    Returns:
-        The exit status of the command.
-
-    Raises:
-        PacelineError: The job cannot be submitted.
-    """
+    """Run ``paceline submit``."""
     _require_folder()
     if "again" in typed:
         from paceline.slurm.sweep import sweep_submit
@@ -82,6 +74,7 @@ def submit(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> 
         return sweep_submit.again(name, arguments, typed=typed)
     requested = parse(name, arguments, typed=typed)
     requested = _with_signal(requested, _require_script(requested))
+    _warn_of_variables(requested)
     if typed.get("dry_run"):
         _print(_printed(requested))
         return EXIT_OK
@@ -106,9 +99,21 @@ def parse(name: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> S
     Raises PacelineError if an option or the profile is invalid.
     """
     site = profile_files.load(typed["profile"]) if typed.get("profile") else Profile()
+    if "from" in typed:
+        site = _with_job_file(site, typed["from"])
     if "time" not in typed and "time" not in site.slurm:
         site = _with_time(site)
     return _with_sweep(request.parse(name, arguments, typed=typed, profile=site), typed)
+
+
+def _with_job_file(site: Profile, path: str) -> Profile:
+    source = lint.read(path)
+    if source.finding is not None:
+        raise UsageError(source.finding)
+    site, left_out = job_file.taken(source.text, path, site)
+    if left_out:
+        terminal.say(f"not taken from {path}:\n  " + "\n  ".join(left_out))
+    return site
 
 
 def _printed(requested: SubmitRequest) -> str:
@@ -116,20 +121,47 @@ def _printed(requested: SubmitRequest) -> str:
     place = replace(_place(requested), printed=True)
     if limits.lacks_cpus(requested):
         requested = _with_cpus(requested, _ask_cluster(requested))
-    return batch.render(requested, place)
+    text = batch.render(requested, place)
+    _require_sound(requested, text, alone=False)  # to answer in 0.3 s
+    return text
 
 
-def queue(requested: SubmitRequest, *, fill: Fill | None = None) -> Queued:
-    """Check a request against the cluster, create its run folder, and call sbatch.
+def _require_sound(requested: SubmitRequest, text: str, *, alone: bool) -> None:
+    """Refuse errors of lint in a job and its script."""
+    script = "" if requested.direct else requested.script
+    errors = lint.check_submitted(text, script, alone=alone)
+    for finding in errors[1:]:
+        terminal.show(finding.render(), sys.stderr)
+    if errors:
+        silence = f"# paceline: ignore {errors[0].name}"
+        why = f"{errors[0].why} (nothing is submitted without {silence!r} in line 1 of the script)"
+        raise RunError(replace(errors[0], why=why.lstrip()))
 
-    Args:
-        requested: The request; with a sweep, it becomes an array.
-        fill: Writes further files into the folder before sbatch is called; None writes none.
 
-    Raises:
-        PacelineError: The request cannot be granted, the folder cannot be written, or sbatch does
-            not accept the job.
-    """
+def _warn_of_variables(requested: SubmitRequest) -> None:
+    """Warn of variables of NCCL and torch that the job takes along from this shell."""
+    export = dict(requested.sbatch).get("export") or "ALL"
+    replaced = {setting.name for setting in requested.profile.environment}
+    environ = {
+        name: value
+        for name, value in env.snapshot().items()
+        if name.startswith(_OF_LIBRARIES) and name not in replaced
+    }
+    if not environ or "ALL" not in export.upper().split(","):
+        return
+    from paceline.diagnose.lint.job.checks.environment import of_consequence
+    from paceline.diagnose.variables import judge_settings
+
+    for finding in of_consequence(judge_settings(environ, num_nodes=requested.min_nodes)):
+        terminal.show(finding.render(), sys.stderr)
+
+
+def queue(
+    requested: SubmitRequest,  # with a sweep it becomes an array
+    *,
+    fill: Fill | None = None,  # called before sbatch
+) -> Queued:
+    """Check a request against the cluster, create its run folder, and call sbatch."""
     place = _place(requested)
     if shutil.which("sbatch") is None:  # before the run folder exists
         missing = commands.Reply(commands.MISSING)
@@ -139,6 +171,7 @@ def queue(requested: SubmitRequest, *, fill: Fill | None = None) -> Queued:
     if limits.lacks_cpus(requested):
         requested = _with_cpus(requested, cluster)
     text = batch.render(requested, place)
+    _require_sound(requested, text, alone=True)
     _warn_of_early_signal(requested)
     if requested.sweep is not None:
         from paceline.slurm.sweep import sweep_submit

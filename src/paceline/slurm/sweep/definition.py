@@ -133,12 +133,7 @@ def is_name(text: str) -> bool:
 def parse_array(text: str) -> tuple[tuple[int, ...] | None, int]:
     """Parse an array in sbatch's syntax: ``0-49%8``, ``1,3,5-9:2``, or ``%8`` for a limit only.
 
-    Returns:
-        The indices, sorted and each once, or None if the text has only a limit; and the limit of
-        elements that run at a time, 0 without one.
-
-    Raises:
-        UsageError: The text is not an array.
+    Returns the indices, None for a limit only, and how many run at a time, 0 for any number.
     """
     listed, separator, limit = text.replace(" ", "").partition("%")
     is_limit = limit.isdecimal() and int(limit) > 0

@@ -83,24 +83,9 @@ def submit(
     text: str,
     *,
     environ: Mapping[str, str],
-    fill: Callable[[Path], None] | None = None,
+    fill: Callable[[Path], None] | None = None,  # writes further files into the folder first
 ) -> JobRecord:
-    """Create the folder of a sweep with those of its elements, and call sbatch once.
-
-    Args:
-        requested: The request.
-        place: Where the folder of the sweep is.
-        text: The job script.
-        environ: Environment of sbatch.
-        fill: Writes further files into the folder before sbatch is called; None writes none.
-
-    Returns:
-        What the records of all elements have in common.
-
-    Raises:
-        UsageError: The folder is already in use.
-        SetupError: The folder cannot be written, or sbatch does not accept the array.
-    """
+    """Create the folder of a sweep with those of its elements, and call sbatch once."""
     assert requested.sweep is not None
     elements = {element.index: element.values for element in requested.sweep.elements}
     folder = Path(place.run_dir)
@@ -190,22 +175,13 @@ def report(job: JobRecord, folder: Path, selection: Sweep, as_json: bool) -> Non
     sys.stdout.flush()
 
 
-def again(subject: str, arguments: Sequence[str], *, typed: Mapping[str, Any]) -> int:
-    """Submit elements of a sweep again, as a new array of the same job script.
-
-    Args:
-        subject: The folder of the sweep, its name, or the id of one of its arrays.
-        arguments: Further words of the command line; there must be none.
-        typed: ``{name: text}`` of the options on the command line.
-
-    Returns:
-        The exit status of the command.
-
-    Raises:
-        UsageError: The sweep or an element does not exist, or an option has no effect here, or
-            others own or may write the job script that was found.
-        SetupError: Slurm does not answer, or does not accept the array.
-    """
+def again(
+    subject: str,  # the folder of the sweep, its name, or the id of one of its arrays
+    arguments: Sequence[str],  # there must be none
+    *,
+    typed: Mapping[str, Any],
+) -> int:
+    """Submit elements of a sweep again, as a new array of the same job script."""
     _refuse_ineffective(typed, arguments)
     folder, sweep_record = sweep_folder.require(subject, places=profile_files.run_folders())
     is_found = folder != Path(subject)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -64,7 +65,23 @@ PET_NPROC_PER_NODE=2 paceline run t.py
 $ env PET_NPROC_PER_NODE=2 torchrun t.py
 env PET_NPROC_PER_NODE=2 paceline run t.py
 $ srun -N2 --ntasks-per-node=1 torchrun --nnodes 2 --nproc-per-node 4 t.py
-srun -N2 --ntasks-per-node=1 paceline run --nnodes 2 --nproc-per-node 4 t.py
+srun -N2 --ntasks-per-node=1 paceline run --nproc-per-node 4 t.py
+$ srun torchrun --nnodes 2 --rdzv-id 7 --rdzv-backend c10d --rdzv-endpoint h:1 --rdzv-conf timeout=9 t.py
+srun paceline run --nproc-per-node 1 t.py
+$ srun -N1 torchrun --nnodes 2 --nproc-per-node 4 --node-rank 0 --master-addr h t.py
+srun -N1 paceline run --nnodes 2 --nproc-per-node 4 --node-rank 0 --master-addr h t.py
+$ srun torchrun --nnodes 2 --nproc-per-node 4 --node-rank 1 --master-addr h t.py
+srun paceline run --nnodes 2 --nproc-per-node 4 --node-rank 1 --master-addr h t.py
+$ srun torchrun --nnodes 1:2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint h t.py
+srun paceline run --nnodes 1:2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint h t.py
+$ mpirun -np 2 torchrun --nnodes 2 --nproc-per-node 4 --node-rank 0 --master-addr h t.py
+mpirun -np 2 paceline run --nproc-per-node 4 t.py
+$ srun accelerate launch --multi_gpu --num_machines 2 --num_processes 8 t.py
+srun paceline run --nproc-per-node 4 t.py
+$ srun fabric run --num-nodes=2 t.py
+srun env LT_CLI_USED=1 LT_DEVICES=1 LT_NUM_NODES=2 paceline run --nproc-per-node 1 t.py
+$ srun deepspeed --no_ssh --num_nodes 2 --num_gpus 4 t.py
+srun paceline run --nproc-per-node 4 t.py
 $ uv run torchrun --nproc-per-node 2 t.py
 uv run paceline run --nproc-per-node 2 t.py
 $ accelerate launch t.py
@@ -164,6 +181,12 @@ def accepted(line):
 )
 def test_what_has_no_counterpart_is_said(typed, note):
     assert any(note in each for each in translated(typed).notes)
+
+
+@pytest.mark.parametrize(("call", "sets"), [("fabric.launch(main)", False), ("main(fabric)", True)])
+def test_a_fabric_script_with_launch_is_not_told_that_fabric_run_started_it(call, sets):
+    Path("t.py").write_text(f"fabric = Fabric()\n{call}\n")
+    assert ("LT_CLI_USED" in translated("fabric run t.py").environment) == sets
 
 
 def test_what_is_said_to_have_no_effect_is_left_out():
@@ -276,10 +299,10 @@ def test_a_long_line_is_one_command():
 
 
 def test_variables_of_a_line_in_quotes_stay_variables():
-    text = """srun torchrun --nnodes $N --nproc-per-node 2 --node-rank ${SLURM_NODEID} \\
+    text = """torchrun --nnodes $N --nproc-per-node 2 --node-rank ${SLURM_NODEID} \\
         t.py --out "$DIR/a b" --cost '5 EUR'"""
     assert flat(translate([text])) == (
-        'srun paceline run --nnodes "$N" --nproc-per-node 2 --node-rank "${SLURM_NODEID}" '
+        'paceline run --nnodes "$N" --nproc-per-node 2 --node-rank "${SLURM_NODEID}" '
         "t.py --out \"$DIR/a b\" --cost '5 EUR'"
     )
 
@@ -411,4 +434,4 @@ def test_the_same_as_data(capsys):
     told = read_json("translate", run(capsys, "--json", "--", "fabric", "run", "t.py").out)
     assert told["environment"] == {"LT_CLI_USED": "1", "LT_DEVICES": "1", "LT_NUM_NODES": "1"}
     assert told["line"].endswith("paceline run --nproc-per-node 1 t.py")
-    assert told["notes"] == []
+    assert told["notes"] == ["leave LT_CLI_USED=1 out if the script calls fabric.launch()"]

@@ -236,7 +236,7 @@ def test_numbers_that_are_not_slurms():
     assert "2 nodes" in error.finding.what
     finding = refused(step(node=1), node_rank="0", nnodes="2").finding
     assert finding.name == "node-rank-on-batch-host"
-    assert "node2" in finding.what
+    assert "node2" in finding.where
 
 
 @pytest.mark.parametrize("nnodes", ["2", "1:4", "2:2", "two"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 
 from paceline.diagnose.lint.program import (
@@ -41,6 +42,14 @@ _LOCAL_HOST = re.compile(r"localhost|127\.\d+\.\d+\.\d+")
 _MAY_SET_RANKS = re.compile(r"slurm|idr|dist|env|cluster|launch|mpi|submitit|^ray\b", re.I)
 _PERHAPS = (ast.For, ast.While, ast.IfExp, ast.BoolOp, ast.Lambda, ast.ClassDef, ast.match_case)
 _LIBRARIES = tuple(words_of("torch numpy transformers accelerate lightning os environ distutils"))
+# These read no variable with the name of a script's own setting.
+_READ_NONE = words_of(
+    "torch torchvision lightning pytorch_lightning accelerate numpy tqdm PIL sklearn"
+)
+# All variables at once, or other programs that see them.
+_PASSES_VARIABLES = re.compile(
+    r"(environ|getenv)\b(?!\s*(\[|\(|\.\w+\()\s*[\"'])|subprocess|os\.(system|exec|spawn)|runpy|import_"
+)
 _RANK_VARIABLES = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK"})
 _WRITES_ENVIRONMENT = frozenset({"os.environ.setdefault", "os.environ.update", "os.putenv"})
 _RANK_OF = {
@@ -69,8 +78,15 @@ def expectations(script: Script) -> Program:
         port=_sets(script, "MASTER_PORT", r"\d+"),
         address=_sets(script, "MASTER_ADDR", _LOCAL_HOST.pattern),
         selects=_selects(script),
+        alone=_alone(script),
         downloads=_downloads(script),
     )
+
+
+def _alone(script: Script) -> str:
+    others = script.roots - sys.stdlib_module_names - _READ_NONE
+    text = "\n".join(script.lines)
+    return "" if others or _PASSES_VARIABLES.search(text.replace("import os", "")) else text
 
 
 def _place(script: Script, node: ast.AST) -> Place:

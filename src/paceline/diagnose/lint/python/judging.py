@@ -6,7 +6,6 @@ import ast
 import re
 import warnings
 
-from paceline.diagnose.lint.python.checks import CHECKS
 from paceline.diagnose.lint.python.script import Script
 from paceline.errors import Finding
 
@@ -81,6 +80,8 @@ def examine(source: str, name: str) -> tuple[list[Finding], Script | None]:
 
 
 def _findings(script: Script) -> list[Finding]:
+    from paceline.diagnose.lint.python.checks import CHECKS  # a script for one process needs none
+
     # Several paths may lead to the same finding at one line, with different texts; one is enough.
     findings = {
         (finding.name, finding.where): finding for check in CHECKS for finding in check(script)

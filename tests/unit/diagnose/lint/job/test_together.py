@@ -193,6 +193,29 @@ def test_a_gpu_for_each_task_and_a_local_rank_do_not_go_together(tmp_path):
     assert found(tmp_path, bound, RAW.format(body)) == ["error gpus-per-task-with-local-rank"]
 
 
+@pytest.mark.parametrize(
+    ("body", "start", "unread"),
+    [
+        ("workers = 8", SRUN, ["NUM_WORKERS"]),
+        ("workers = 8", f"{SRUN} --workers $NUM_WORKERS", []),
+        ("workers = 8", f"source env.sh\n{SRUN}", []),
+        ("workers = 8", f"{SRUN}\nsrun python other.py", []),
+        ("workers = int(os.environ['NUM_WORKERS'])", SRUN, []),
+        ("settings = dict(os.environ)", SRUN, []),
+        ("import subprocess", SRUN, []),
+        ("from my_settings import workers", SRUN, []),
+        ("import hydra", SRUN, []),
+    ],
+)
+def test_an_exported_setting_that_only_the_script_could_read(tmp_path, body, start, unread):
+    (tmp_path / "train.py").write_text(RAW.format(body))
+    text = job(start, more="export NUM_WORKERS=8 MY_TOOL_LEVEL=2\n")
+    (tmp_path / "job.sbatch").write_text(text)
+    judged = lint([str(tmp_path / "job.sbatch")]).files[0].findings
+    hints = [each.what.split()[2].rstrip(":") for each in judged if each.name == "variable-unknown"]
+    assert hints == unread
+
+
 def test_a_download_by_every_rank_is_a_hint(tmp_path):
     body = "from torchvision import datasets\ndata = datasets.MNIST('data', download=True)"
     (tmp_path / "train.py").write_text(RAW.format(body))

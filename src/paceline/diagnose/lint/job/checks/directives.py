@@ -18,6 +18,8 @@ _MATTER = names("nodes ntasks ntasks-per-node cpus-per-task mem mem-per-cpu time
 )
 # Options that select nodes, so that the default partition may be right.
 _SELECT_NODES = ("partition", "account", "qos", "reservation", "constraint", "clusters")
+_QUOTED, _BEHIND = re.compile(r"'[^']*'|\"[^\"]*\""), re.compile(r"(?<=[/=])<[^<>()&|;]*>")
+_PLACEHOLDER = re.compile(r"<[A-Za-z][\w .-]*>")
 _MEGABYTES = {"K": 1 / 1024, "M": 1, "": 1, "G": 1024, "T": 1024**2}
 
 
@@ -156,6 +158,26 @@ def _one_off(left: str, right: str) -> bool:
 
     # Short names are all within two edits of each other.
     return min(len(left), len(right)) >= 4 and distance(left, right, 2) <= 2
+
+
+def placeholder(case: Case) -> Iterator[Finding]:
+    """Find ``<your-account>`` in a directive, and ``cd /x/<project>/y``, which bash redirects."""
+    directives = {d.line for d in case.job.directives.active if d.name != "comment"}
+    for line, typed in enumerate(case.lines, 1):
+        text = typed.partition(" #")[0]
+        if line in case.script.data_lines or (text.startswith("#") and line not in directives):
+            continue
+        # Nobody redirects directly behind a slash or an equals sign; what is quoted is a text.
+        if line not in directives:
+            text = "".join(_BEHIND.findall(_QUOTED.sub("", text)))
+        if left := _PLACEHOLDER.search(text):
+            yield case.finding(
+                "option-invalid",
+                f"{left[0]} is a placeholder that nobody has filled in",
+                line=line,
+                why="sbatch takes it as it is, and bash for a redirection",
+                fix=f"write the name for {left[0]}",
+            )
 
 
 def duplicate_option(case: Case) -> Iterator[Finding]:
@@ -348,6 +370,7 @@ CHECKS = (
     directives_after_command,
     lowercase_directive_ignored,
     unknown_option,
+    placeholder,
     duplicate_option,
     redundant_gpu_options,
     nodelist_larger_than_nodes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from paceline.diagnose.lint.job.case import Case
@@ -221,10 +221,15 @@ def variables(case: Case) -> Iterator[Finding]:
     # an unknown value is shown as it is written, with its dollar, and then only the name is checked
     settings = {name: case.show(str(setting.value)) for name, setting in selection.items()}
     places = {name: case.place(setting.line) for name, setting in selection.items()}
-    for finding in judge_settings(settings, where=places, num_nodes=case.job.nodes):
+    yield from of_consequence(judge_settings(settings, where=places, num_nodes=case.job.nodes))
+
+
+def of_consequence(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield the findings about variables on which a job depends."""
+    for finding in findings:
         # doctor reports old names that still work and unknown names that only tune: the job does
         # not depend on them. A value that is read as another one is reported here too.
-        names = set(re.findall(r"\w+", finding.what)) & settings.keys()
+        names = {line.partition("=")[0] for line in finding.evidence}
         tunes = finding.name == "variable-unknown" and any(
             _ONLY_TUNES.search(name) and f"{name}=" not in finding.what for name in names
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from paceline.diagnose.lint.job.case import Case
@@ -11,6 +12,10 @@ from paceline.diagnose.lint.job.shell.values import BATCH
 from paceline.diagnose.lint.program import ALL_CPUS, Number, Place, Program, Runner
 from paceline.errors import Finding
 
+# Names of a script's own settings; a library reads others.
+_OWN_SETTING = re.compile(
+    r"((NUM|N)_)?(WORKERS|EPOCHS)|(\w+_)?BATCH_SIZE|LR|LEARNING_RATE|(DATA|OUTPUT|CHECKPOINT)_(DIR|PATH)"
+)
 _RANK_VARIABLES = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "PMI_RANK"})
 
 
@@ -62,6 +67,27 @@ def _under_launcher(
         severity=case.severity(launch),
         beside=(program, runner.at),
     )
+
+
+def variable_not_read(case: Case) -> Iterator[Finding]:
+    """Find exported settings that only the training script could read, and that it does not."""
+    texts = [program.alone for _, program in _pairs(case)]
+    if case.trace.sourced or not texts or len(texts) < len(case.training) or "" in texts:
+        return
+    for name in dict.fromkeys(
+        s.name for s in case.trace.settings if _OWN_SETTING.fullmatch(s.name)
+    ):
+        setting = case.exported(name)
+        mentions = re.findall(rf"\b{name}\b", "\n".join((case.code, *texts)))
+        if setting is not None and len(mentions) == 1:
+            yield case.finding(
+                "variable-unknown",
+                f"nothing reads {name}: neither this job nor its training script",
+                line=setting.line,
+                why="it is silently ignored",
+                fix=f'os.environ["{name}"] in the script, or an argument in its place',
+                severity="hint",
+            )
 
 
 def _times(ranks: int, nodes: int) -> str:
@@ -431,4 +457,5 @@ CHECKS = (
     rendezvous_replaced,
     device_by_rank,
     downloads_at_once,
+    variable_not_read,
 )

@@ -58,6 +58,13 @@ RULES = [
         "two": "#SBATCH -n 4 -c 2\n" + STEP}, {
         "here-document": "sbatch <<EOF\n#!/bin/bash\n#SBATCH --ntasks=$(wc -l < hosts)\nsrun python train.py\nEOF\n", "backquotes": "sbatch <<EOF\n#!/bin/bash\n#SBATCH --job-name=`basename $PWD`\nsrun python train.py\nEOF\n",
         "nested": "sbatch <<EOF\n#!/bin/bash\n#SBATCH --array=1-$(echo $(wc -l < hosts))%4\nsrun python train.py\nEOF\n"}),
+    ("option-invalid", ("error",), ONE, {
+        "account": "#SBATCH --account=<your-account>\n" + STEP, "folder": "cd /work/<project>/code\n" + STEP, "argument": "srun python train.py --data=<path> > log\n",
+        "exported": "export HF_HOME=/x/<user>/hf\n" + STEP}, {
+        "redirected": "sort <in.txt >out.txt\n" + STEP, "of a folder": "sort --key=1 </in/x>out\n" + STEP, "words": "cat <<<$A>out\n" + STEP, "substituted": "diff /x/a <(sort b)>c\n" + STEP,
+        "quoted": "echo 'sbatch /x/<file>' \"--a=<b>\"\n" + STEP, "comment": "# cd /x/<project>\n#SBATCH --comment=<x> # <y>\ncd /x # /<z>\n" + STEP,
+        "usage": "cat <<EOF\n/x/<file>\nEOF\n" + STEP}, {
+        "regular expression": "sed s/<[^>]*>//g a\n" + STEP}),
     ("missing-srun", ("error",), TWO, {
         "training": "python train.py\n", "by path": "python src/train_net.py\n", "module": "python -m project.train\n"}, {
         "evaluation": "python eval.py --ddp\n", "generation": "python generate_samples.py\n", "test": "python test.py\n",
