@@ -15,7 +15,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from paceline.counters import Check, Counters, Order, SharedCounters
+from paceline.counters import EVALUATION_DRAWS, Check, Counters, Order, SharedCounters, Split
 from paceline.errors import Finding
 from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.monitor import observations
@@ -28,6 +28,7 @@ from paceline.rundir.files import RunDir
 WINDOW_S = 10.0  # in which the paces of nodes are compared
 _LEAST_STEPS = 20  # in a window
 _EVERY_S = 0.5
+_MOST_SPLITS = 8  # different ones of a node
 # How long the head waits at the end of a run for the lists of parameters that it requested.
 _LISTS_S = 3.0
 # Looks of the head after the first rank has seen an order twice: the other ranks see it a moment
@@ -130,6 +131,8 @@ class Observer:
             **_describe_orders(
                 {rank: self._counters.read_order(local) for local, rank in ranks.items()}
             ),
+            "splits": sorted({self._counters.read_split(local) for local in ranks})[:_MOST_SPLITS],
+            "draws": any(self._counters.slot(local)[EVALUATION_DRAWS] for local in ranks),
             "padded": max((self._counters.read_padded(local) for local in ranks), default=(0, 0)),
             "not_a_number": {str(rank): name for rank, name in names.items() if name},
             "pace": self._pace.look(
@@ -187,6 +190,10 @@ class Head:
             self._straggler(facts_by_node),
             self._replicas(facts_by_node),
             self._padded(facts_by_node),
+            self._split(facts_by_node),
+            observations.EVALUATION_DRAWS
+            if last and any(facts["draws"] for facts in facts_by_node.values())
+            else None,
             self._not_a_number(facts_by_node, last=last),
         ]
         new = {_key(finding): finding for finding in findings if finding is not None}
@@ -200,6 +207,14 @@ class Head:
         if sum(facts["ranks"] for facts in facts_by_node.values()) != self._world_size:
             return None
         return observations.same_data(hashes, works, world_size=self._world_size, indices=indices)
+
+    def _split(self, facts_by_node: Mapping[int, Mapping[str, Any]]) -> Finding | None:
+        """Decide once all ranks train one model: only there they have checks."""
+        nodes = [facts for facts in facts_by_node.values() if facts["checks"]]
+        if sum(facts["ranks"] for facts in nodes) != self._world_size:
+            return None
+        splits = [Split(*split) for facts in nodes for split in facts["splits"]]
+        return observations.split_apart(splits, world_size=self._world_size)
 
     def _order(
         self, facts_by_node: Mapping[int, Mapping[str, Any]], *, last: bool

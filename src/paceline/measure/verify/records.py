@@ -92,6 +92,12 @@ class LoopRecord:
         return self.loader_place or self.place
 
     @property
+    def amount(self) -> str:
+        """What was read, in words."""
+        total = max(self.num_batches, len(self.batches))
+        return f"{len(self.batches):,} of {total:,} batches, {self.samples:,} samples"
+
+    @property
     def indices(self) -> list[int] | None:
         """The indices of all batches in order; None if some are unknown."""
         with_indices = [batch for batch in self.batches if batch is not None]

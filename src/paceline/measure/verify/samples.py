@@ -32,6 +32,9 @@ _LEAST_SHARE = 0.75  # of the samples of an epoch on one rank; with fewer, sampl
 
 def judge_shares(world: RecordedWorld) -> ComparisonVerdict:
     """Decide whether every sample is read once in an epoch, over all ranks."""
+    split = world.found("data-not-shardable")
+    if split is not None:
+        return broken(split)
     reason = _unknown(world)
     if reason:
         return not_judged(reason)
@@ -306,7 +309,7 @@ def _judge_count(world: RecordedWorld, evaluation: RecordedEvaluation) -> Compar
         return kept(f"{expected:,} samples; gather_for_metrics drops {total - expected:,} repeated")
     is_cut = any(loop.trimmed for loop in loops) or not all(loop.scored for loop in loops)
     if is_cut or _is_trained_on(world, evaluation):
-        return not_judged(f"{total - expected:,} samples are repeated; results may be cut")
+        return not_judged(f"of {expected:,} samples {total:,} are read; results may be cut")
     return broken(_padded(world, evaluation))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.counters import Split
 from paceline.launch.monitor import observations
 from paceline.launch.monitor.observations import Pace
 
@@ -64,6 +65,24 @@ def test_the_same_data_is_told_with_what_to_do():
 def test_a_padded_evaluation(lengths, what):
     found = observations.padded(*lengths, world_size=2)
     assert (found and found.what) == what
+
+
+@pytest.mark.parametrize(
+    ("splits", "is_found"),
+    [
+        ([(7, False, 0b0111, 0b1000), (7, False, 0b1110, 0b0001)], True),
+        ([(7, False, 0b0111, 0b1000), (7, False, 0b1110, 0)], True),  # only rank 0 evaluates
+        ([(7, True, 0b0111, 0), (7, True, 0b1110, 0)], True),
+        ([(7, False, 0b0111, 0), (7, False, 0b1110, 0)], False),  # nothing is held out or divided
+        ([(7, True, 0b0111, 0b1000)], False),  # the same split
+        ([(7, True, 0b0011, 0b1000), (7, True, 0b1100, 0b0001)], False),  # shares, on purpose
+        ([(7, True, 0b0111, 0b1000), (8, True, 0b1110, 0b0001)], False),  # files of its own
+        ([(7, True, 0b0111, 0b1000), (0, False, 0, 0)], False),  # not known of all
+    ],
+)
+def test_a_split_that_differs(splits, is_found):
+    found = observations.split_apart([Split(*split) for split in splits], world_size=2)
+    assert (found is not None) is is_found
 
 
 def test_parameters_that_are_not_a_number():
