@@ -133,13 +133,10 @@ class Order:
     """What the first indices of a rank's training loops show."""
 
     data_hash: int = 0  # hash of indices and samples of the first loop; 0 if not available
+    same_order: int = 0  # number of the loop with the order of the one before; 0 if none has
     data_indices: int = 0  # number of indices in ``data_hash``
-    # number of the loop whose order equals that of the one before; 0 if none does
-    same_order: int = 0
     order_indices: int = 0  # number of indices that were compared
-    # hash of losses, local gradients and parameters of some steps of the first loop; 0 if not
-    # available
-    work_hash: int = 0
+    work_hash: int = 0  # of losses, local gradients and parameters of some steps, likewise
 
 
 class Split(NamedTuple):
@@ -233,15 +230,9 @@ class SharedCounters:
 
     def read_order(self, local_rank: int) -> Order:
         """Read what a rank's training loops show; hashes are written last, so they are complete."""
+        places = (DATA_HASH, SAME_ORDER, DATA_INDICES, ORDER_INDICES, WORK_HASH)
         slot = self.slot(local_rank)
-        data_hash, same_order = slot[DATA_HASH], slot[SAME_ORDER]
-        return Order(
-            data_hash=data_hash,
-            data_indices=slot[DATA_INDICES],
-            same_order=same_order,
-            order_indices=slot[ORDER_INDICES],
-            work_hash=slot[WORK_HASH],
-        )
+        return Order(*[slot[place] for place in places])
 
     def read_split(self, local_rank: int) -> Split:
         """Read which samples a rank trains on and holds out."""

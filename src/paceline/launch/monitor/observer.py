@@ -68,10 +68,7 @@ class Observer:
             self._look()
 
     def close(self) -> bool:
-        """Observe once more after the ranks have succeeded.
-
-        Return False while the head waits for lists of a node.
-        """
+        """Observe once more at the end; return False while the head waits for a node's lists."""
         now = time.monotonic()
         if not self._closing_s:
             self._closing_s, self._next_s = now, 0.0
@@ -108,10 +105,7 @@ class Observer:
             self._num_words += 1
 
     def listen(self) -> None:
-        """Process what the head has announced since the last call.
-
-        At the head and on a single node there is nothing to do.
-        """
+        """Process what the head has announced since the last call; the head has nothing to do."""
         if self._channel is None or not self._channel.node:
             return
         while (word := self._channel.announced("word", self._num_words)) is not None:
@@ -158,15 +152,7 @@ class Observer:
 
 
 class Head:
-    """Turns the facts of all nodes into findings, at the head; returns each finding once.
-
-    Args:
-        world_size: Number of ranks on all nodes.
-
-    Attributes:
-        list_step: The step for which lists of parameters are requested, 0 for none.
-        has_lists: All nodes have sent their lists.
-    """
+    """Turns the facts of all nodes into findings, at the head; returns each finding once."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -174,16 +160,11 @@ class Head:
         self._windows: list[list[Pace]] = []
         self._window = 0  # number of the last window
         self._looks = 0  # since the first rank saw an order twice
-        self.list_step = 0
-        self.has_lists = False
+        self.list_step = 0  # for which lists of parameters are requested, 0 for none
+        self.has_lists = False  # of all nodes
 
     def judge(self, facts_by_node: Mapping[int, Mapping[str, Any]], *, last: bool) -> list[Finding]:
-        """Return the findings that were not returned before.
-
-        Args:
-            facts_by_node: Each node's facts, by node rank.
-            last: The run has ended; no more facts will come.
-        """
+        """Return the findings that were not returned before; with ``last`` no facts will follow."""
         findings = [
             self._data(facts_by_node),
             self._order(facts_by_node, last=last),
@@ -282,11 +263,7 @@ class Head:
 
 
 class _Pace:
-    """Measures the pace of this node's ranks in consecutive windows of time.
-
-    Args:
-        node: Rank of the node.
-    """
+    """Measures the pace of this node's ranks in consecutive windows of time."""
 
     def __init__(self, node: int) -> None:
         self._node = node
@@ -295,10 +272,7 @@ class _Pace:
         self._before: list[Counters] = []
 
     def look(self, counters: list[Counters], now_s: float) -> dict[str, Any] | None:
-        """Return the last complete window; None before the first.
-
-        It consists of its number, from 1, and the means over the ranks.
-        """
+        """Return the last complete window's number, from 1, and means; None before the first."""
         new_steps = [
             new.steps - old.steps for new, old in zip(counters, self._before, strict=False)
         ]

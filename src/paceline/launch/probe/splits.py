@@ -25,7 +25,6 @@ class Splits:
     def __init__(self, slot: memoryview[int]) -> None:
         self._slot = slot
         self._split: counters.Split | None = None
-        self._looks_left = 16
 
     def train(self, dataset: Any, sampler: Any) -> None:
         """Note the samples of a training loop."""
@@ -37,9 +36,8 @@ class Splits:
     def evaluate(self, dataset: Any) -> None:
         """Note the samples of an evaluation of the same dataset, unless they are trained on."""
         split = self._split
-        if split is None or not split.identity or split.held_out or not self._looks_left:
+        if split is None or not split.identity or split.held_out:
             return
-        self._looks_left -= 1
         identity, places = _places_of(dataset)
         if identity == split.identity and not places & split.trained:
             self._split = split._replace(held_out=places)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.errors import Finding
 from paceline.launch.probe.orders import is_mixed
@@ -170,10 +170,7 @@ def judge_order(world: RecordedWorld) -> ComparisonVerdict:
 def _with_place(finding: Finding, world: RecordedWorld) -> Finding:
     """Return the launcher's finding with the line of the loop."""
     places = [epoch.place for epoch in world.ranks[0].epochs if epoch.place]
-    values = finding.to_json()
-    if places:
-        values["where"] = f"{places[0]}, {finding.where}"
-    return Finding.from_json(values)
+    return replace(finding, where=f"{places[0]}, {finding.where}") if places else finding
 
 
 def judge_epoch(world: RecordedWorld, one: RecordedWorld) -> ComparisonVerdict:
