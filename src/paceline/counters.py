@@ -133,8 +133,8 @@ class Order:
     """What the first indices of a rank's training loops show."""
 
     data_hash: int = 0  # hash of indices and samples of the first loop; 0 if not available
-    same_order: int = 0  # number of the loop with the order of the one before; 0 if none has
     data_indices: int = 0  # number of indices in ``data_hash``
+    same_order: int = 0  # number of the loop with the order of the one before; 0 if none has
     order_indices: int = 0  # number of indices that were compared
     work_hash: int = 0  # of losses, local gradients and parameters of some steps, likewise
 
@@ -230,16 +230,17 @@ class SharedCounters:
 
     def read_order(self, local_rank: int) -> Order:
         """Read what a rank's training loops show; hashes are written last, so they are complete."""
-        places = (DATA_HASH, SAME_ORDER, DATA_INDICES, ORDER_INDICES, WORK_HASH)
+        places = (DATA_HASH, DATA_INDICES, SAME_ORDER, ORDER_INDICES, WORK_HASH)
         slot = self.slot(local_rank)
         return Order(*[slot[place] for place in places])
 
     def read_split(self, local_rank: int) -> Split:
         """Read which samples a rank trains on and holds out."""
         slot = self.slot(local_rank)
+        identity, is_shared = slot[SPLIT], bool(slot[SPLIT + 1])  # the identity is written last
         sets = int.from_bytes(slot[SPLIT_SETS].tobytes(), sys.byteorder)
         held_out, trained = divmod(sets, 1 << SPLIT_PLACES)
-        return Split(slot[SPLIT], bool(slot[SPLIT + 1]), trained, held_out)
+        return Split(identity, is_shared, trained, held_out)
 
     def read_stages(self, local_rank: int) -> dict[int, tuple[int, ...]]:
         """Return the durations of stages by step, without one that is being written now."""
