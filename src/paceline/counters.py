@@ -41,6 +41,8 @@ ORDER_INDICES = 16
 # Number of fingerprints of what ranks hold alike, and the step of the last; the rest is in CHECKS.
 NUM_CHECKS = 18
 LAST_CHECK = 19
+# Which samples are trained on and held out: see ``Split``.
+SPLIT, SPLIT_SETS, SPLIT_PLACES = 20, slice(22, 50), 14 * 64
 # If all ranks may share a DATA_HASH: hash of the results of some steps; 0: not available.
 WORK_HASH = 50
 # An evaluation whose sampler repeats samples to give all ranks the same number: the number of
@@ -65,6 +67,7 @@ GROUP_OF_SEVERAL, GROUP_NEVER = 1, 2
 # Bytes of the rank's GPU that its tensors take after the last timed step, and its size; 0: unknown.
 GPU_ALLOCATED = 76
 GPU_BYTES = 77
+EVALUATION_DRAWS = 78  # 1: reading samples of an evaluation has drawn random numbers
 # The stages of the last steps that were timed: a ring of entries, each the number of steps before
 # it, six durations in nanoseconds, and the bits of the last loss as a double.
 STAGES = 80
@@ -131,12 +134,24 @@ class Order:
 
     data_hash: int = 0  # hash of indices and samples of the first loop; 0 if not available
     data_indices: int = 0  # number of indices in ``data_hash``
-    # number of the loop whose order equals that of the one before; 0 if none does
-    same_order: int = 0
+    same_order: int = 0  # number of the loop with the order of the one before; 0 if none has
     order_indices: int = 0  # number of indices that were compared
-    # hash of losses, local gradients and parameters of some steps of the first loop; 0 if not
-    # available
-    work_hash: int = 0
+    work_hash: int = 0  # of losses, local gradients and parameters of some steps, likewise
+
+
+class Split(NamedTuple):
+    """Which samples of a dataset a rank trains on, and which it holds out."""
+
+    identity: int  # of the dataset; 0 if it is unknown
+    is_shared: bool  # whether the sampler of training divides it among ranks
+    trained: int  # a bit for each of ``SPLIT_PLACES`` places of the dataset
+    held_out: int = 0  # likewise; 0 if no evaluation of other samples was seen
+
+    def write(self, slot: memoryview[int]) -> None:
+        """Write it to a rank's slot, the identity last."""
+        sets = self.trained | self.held_out << SPLIT_PLACES
+        slot[SPLIT_SETS] = memoryview(sets.to_bytes(SPLIT_PLACES // 4, sys.byteorder)).cast("q")
+        slot[SPLIT + 1], slot[SPLIT] = self.is_shared, self.identity
 
 
 @dataclass(frozen=True)
@@ -215,15 +230,17 @@ class SharedCounters:
 
     def read_order(self, local_rank: int) -> Order:
         """Read what a rank's training loops show; hashes are written last, so they are complete."""
+        places = (DATA_HASH, DATA_INDICES, SAME_ORDER, ORDER_INDICES, WORK_HASH)
         slot = self.slot(local_rank)
-        data_hash, same_order = slot[DATA_HASH], slot[SAME_ORDER]
-        return Order(
-            data_hash=data_hash,
-            data_indices=slot[DATA_INDICES],
-            same_order=same_order,
-            order_indices=slot[ORDER_INDICES],
-            work_hash=slot[WORK_HASH],
-        )
+        return Order(*[slot[place] for place in places])
+
+    def read_split(self, local_rank: int) -> Split:
+        """Read which samples a rank trains on and holds out."""
+        slot = self.slot(local_rank)
+        identity, is_shared = slot[SPLIT], bool(slot[SPLIT + 1])  # the identity is written last
+        sets = int.from_bytes(slot[SPLIT_SETS].tobytes(), sys.byteorder)
+        held_out, trained = divmod(sets, 1 << SPLIT_PLACES)
+        return Split(identity, is_shared, trained, held_out)
 
     def read_stages(self, local_rank: int) -> dict[int, tuple[int, ...]]:
         """Return the durations of stages by step, without one that is being written now."""

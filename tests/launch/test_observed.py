@@ -118,6 +118,15 @@ HEALTHY = {
             for batch in loader:
                 step(batch)
         """,
+    "files of its own on each rank, split at random": """
+        own = torch.Generator().manual_seed(rank)
+        data = TensorDataset(torch.rand(240, 8, generator=own), torch.rand(240, 1, generator=own))
+        train, held = random_split(data, [200, 40], generator=own)
+        held_out = DataLoader(held, batch_size=10)
+        for batch in DataLoader(train, batch_size=10, shuffle=True):
+            step(batch)
+        evaluate()
+        """,
     "a stream": """
         class Numbers(IterableDataset):
             def __iter__(self):
@@ -224,6 +233,17 @@ FAULTY = {
         for epoch in range(2):
             for batch in DataLoader(data, batch_size=10, sampler=shared()):
                 step(batch)
+        """,
+    ),
+    "each rank splits for itself, and evaluates": (
+        "data-not-shardable",
+        """
+        train, held = random_split(data, [200, 40], generator=torch.Generator().manual_seed(rank))
+        held_out = DataLoader(held, batch_size=10)
+        for epoch in range(3):
+            for batch in DataLoader(train, batch_size=10, shuffle=True):
+                step(batch)
+            evaluate()
         """,
     ),
     "a generator seeded anew": (

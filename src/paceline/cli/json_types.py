@@ -343,6 +343,7 @@ class VerifyData(TypedDict):
     worlds: list[int]  # numbers of ranks that were tried
     steps: Mapping[str, int]  # optimizer steps, by number of ranks
     properties: list[PropertyData]  # what was compared
+    read: list[str]  # how much each rank has read in each epoch
     findings: list[FindingData]  # what differs
     failures: list[FindingData]  # trials that ended with an error
     folder: str  # where their output is

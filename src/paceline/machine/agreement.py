@@ -56,14 +56,17 @@ def last_line(
     # to be a mean over rows; False if shown not to be one, None if neither is known
     is_proven: bool | None,
     others: Sequence[str],  # the other parts of the line
+    is_other_data: bool = False,  # ranks were seen not to share out one dataset
 ) -> str:
     """Return what a run has shown about its result, as one line."""
-    begin = "not the same result" if differs or is_proven is False else "result"
-    if checks and is_proven and not differs:
+    is_other = differs or is_other_data or is_proven is False
+    begin = "not the same result" if is_other else "result"
+    if checks and is_proven and not is_other:
         begin = "same result"
+    data = ["ranks do not share out one dataset"] if is_other_data else []
     number = "1 check" if checks == 1 else f"{checks} checks"
     agree = f"ranks {'differ' if differs else 'agree'} ({number} to step {step})"
-    return f"{begin}: {' · '.join([*([agree] if checks else []), loss, *others])}"
+    return f"{begin}: {' · '.join([*([agree] if checks else []), *data, loss, *others])}"
 
 
 def groups_of(values_by_rank: Mapping[int, Sequence[Value]]) -> list[Parameters]:

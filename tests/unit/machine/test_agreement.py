@@ -181,3 +181,5 @@ def test_sparse_frozen_sharded_and_empty_parameters_are_left_out():
 def test_the_last_line(checks, differs, is_proven, line):
     known = {"loss": "LOSS", "is_proven": is_proven, "others": ["OTHER"]}
     assert last_line(checks=checks, step=4096, differs=differs, **known) == line
+    other = last_line(checks=checks, step=4096, differs=differs, is_other_data=True, **known)
+    assert other.startswith("not the same result: ")

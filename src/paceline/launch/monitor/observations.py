@@ -1,6 +1,7 @@
 """Find silent training errors from the counters of all ranks. Pure.
 
-They are: the same data on all ranks, the same order in each epoch, padding, NaN, stragglers.
+They are: the same data on all ranks, the same order in each epoch, padding, a split that differs,
+random evaluations, NaN, stragglers.
 (``machine.agreement`` has replicas that differ.) Facts in, a Finding or None out. A healthy run
 must get no warning, so each function returns a finding only where the facts have no other
 explanation, and None where they are incomplete.
@@ -8,12 +9,16 @@ explanation, and None where they are incomplete.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import operator
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.counters import Split
 from paceline.errors import Finding
 from paceline.text.wording import has_or_have, named
 
@@ -139,6 +144,46 @@ def padded(
         ),
         severity="warning",
     )
+
+
+def split_apart(
+    splits: Sequence[Split],  # of ranks that train one model; those of several ranks may come once
+    *,
+    world_size: int,
+) -> Finding | None:
+    """Return a finding if ranks split one dataset differently; disjoint shares are on purpose."""
+    trained = {split.trained for split in splits}
+    do_overlap = all(one & other for one, other in itertools.combinations(trained, 2))
+    if len({split.identity for split in splits}) > 1 or len(trained) < 2 or not do_overlap:
+        return None
+    some = functools.reduce(operator.or_, trained)
+    known = some & functools.reduce(operator.or_, (split.held_out for split in splits))
+    if not known and not all(split.is_shared for split in splits):
+        return None
+    differing = some ^ functools.reduce(operator.and_, trained)
+    evaluated = f"; {known.bit_count()} of them are evaluated on by another" if known else ""
+    return Finding(
+        "data-not-shardable",
+        "ranks split one dataset differently: one trains on samples that another holds out",
+        where=f"ranks 0-{world_size - 1}",
+        evidence=(
+            f"of {some.bit_count()} samples that were compared, {differing.bit_count()} are in the"
+            f" training set of some ranks only{evaluated}",
+        ),
+        why="the score is of samples that the model knows, and some are trained on twice or never",
+        fix="random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))",
+        severity="warning",
+    )
+
+
+EVALUATION_DRAWS = Finding(
+    "loop-draws-numbers",
+    "samples of an evaluation draw random numbers: each evaluation has another score",
+    evidence=("a global generator of torch, NumPy or Python was drawn from as they were read",),
+    why="random flips and crops of training reach the held-out samples where both share them",
+    fix="Subset(Data(transform=without_random), split.indices) for the evaluation",
+    severity="hint",
+)
 
 
 def not_a_number(

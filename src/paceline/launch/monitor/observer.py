@@ -14,7 +14,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from paceline.counters import Check, Counters, Order, SharedCounters
+from paceline.counters import EVALUATION_DRAWS, Check, Counters, Order, SharedCounters, Split
 from paceline.errors import Finding
 from paceline.launch.channel.control_channel import ControlChannel
 from paceline.launch.monitor import observations
@@ -27,6 +27,7 @@ from paceline.rundir.files import MOST_BYTES, RunDir, read_json
 WINDOW_S = 10.0  # in which the paces of nodes are compared
 _LEAST_STEPS = 20  # in a window
 _EVERY_S = 0.5
+_MOST_SPLITS = 8  # different ones of a node
 # How long the head waits at the end of a run for the lists of parameters that it requested.
 _LISTS_S = 3.0
 # Looks of the head after the first rank has seen an order twice: the other ranks see it a moment
@@ -66,10 +67,7 @@ class Observer:
             self._look()
 
     def close(self) -> bool:
-        """Observe once more after the ranks have succeeded.
-
-        Return False while the head waits for lists of a node.
-        """
+        """Observe once more at the end; return False while the head waits for a node's lists."""
         now = time.monotonic()
         if not self._closing_s:
             self._closing_s, self._next_s = now, 0.0
@@ -106,10 +104,7 @@ class Observer:
             self._num_words += 1
 
     def listen(self) -> None:
-        """Process what the head has announced since the last call.
-
-        At the head and on a single node there is nothing to do.
-        """
+        """Process what the head has announced since the last call; the head has nothing to do."""
         if self._channel is None or not self._channel.node:
             return
         while (word := self._channel.announced("word", self._num_words)) is not None:
@@ -129,6 +124,8 @@ class Observer:
             **_describe_orders(
                 {rank: self._counters.read_order(local) for local, rank in ranks.items()}
             ),
+            "splits": sorted({self._counters.read_split(local) for local in ranks})[:_MOST_SPLITS],
+            "draws": any(self._counters.slot(local)[EVALUATION_DRAWS] for local in ranks),
             "padded": max((self._counters.read_padded(local) for local in ranks), default=(0, 0)),
             "not_a_number": {str(rank): name for rank, name in names.items() if name},
             "pace": self._pace.look(
@@ -154,15 +151,7 @@ class Observer:
 
 
 class Head:
-    """Turns the facts of all nodes into findings, at the head; returns each finding once.
-
-    Args:
-        world_size: Number of ranks on all nodes.
-
-    Attributes:
-        list_step: The step for which lists of parameters are requested, 0 for none.
-        has_lists: All nodes have sent their lists.
-    """
+    """Turns the facts of all nodes into findings, at the head; returns each finding once."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -170,22 +159,21 @@ class Head:
         self._windows: list[list[Pace]] = []
         self._window = 0  # number of the last window
         self._looks = 0  # since the first rank saw an order twice
-        self.list_step = 0
-        self.has_lists = False
+        self.list_step = 0  # for which lists of parameters are requested, 0 for none
+        self.has_lists = False  # of all nodes
 
     def judge(self, facts_by_node: Mapping[int, Mapping[str, Any]], *, last: bool) -> list[Finding]:
-        """Return the findings that were not returned before.
-
-        Args:
-            facts_by_node: Each node's facts, by node rank.
-            last: The run has ended; no more facts will come.
-        """
+        """Return the findings that were not returned before; with ``last`` no facts will follow."""
         findings = [
             self._data(facts_by_node),
             self._order(facts_by_node, last=last),
             self._straggler(facts_by_node),
             self._replicas(facts_by_node),
             self._padded(facts_by_node),
+            self._split(facts_by_node),
+            observations.EVALUATION_DRAWS
+            if last and any(facts["draws"] for facts in facts_by_node.values())
+            else None,
             self._not_a_number(facts_by_node, last=last),
         ]
         new = {_key(finding): finding for finding in findings if finding is not None}
@@ -199,6 +187,14 @@ class Head:
         if sum(facts["ranks"] for facts in facts_by_node.values()) != self._world_size:
             return None
         return observations.same_data(hashes, works, world_size=self._world_size, indices=indices)
+
+    def _split(self, facts_by_node: Mapping[int, Mapping[str, Any]]) -> Finding | None:
+        """Decide once all ranks train one model: only there they have checks."""
+        nodes = [facts for facts in facts_by_node.values() if facts["checks"]]
+        if sum(facts["ranks"] for facts in nodes) != self._world_size:
+            return None
+        splits = [Split(*split) for facts in nodes for split in facts["splits"]]
+        return observations.split_apart(splits, world_size=self._world_size)
 
     def _order(
         self, facts_by_node: Mapping[int, Mapping[str, Any]], *, last: bool
@@ -266,11 +262,7 @@ class Head:
 
 
 class _Pace:
-    """Measures the pace of this node's ranks in consecutive windows of time.
-
-    Args:
-        node: Rank of the node.
-    """
+    """Measures the pace of this node's ranks in consecutive windows of time."""
 
     def __init__(self, node: int) -> None:
         self._node = node
@@ -279,10 +271,7 @@ class _Pace:
         self._before: list[Counters] = []
 
     def look(self, counters: list[Counters], now_s: float) -> dict[str, Any] | None:
-        """Return the last complete window; None before the first.
-
-        It consists of its number, from 1, and the means over the ranks.
-        """
+        """Return the last complete window's number, from 1, and means; None before the first."""
         new_steps = [
             new.steps - old.steps for new, old in zip(counters, self._before, strict=False)
         ]

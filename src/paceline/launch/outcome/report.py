@@ -24,7 +24,9 @@ from paceline.text.wording import fold, named, shorten
 # Codes of faults that loading the checkpoint again would meet again.
 _CHECKPOINT = "CKP"
 # What is looked at once, at the end, so that its full text stands directly above the last lines.
-_JUST_PRINTED = ("parameters-not-finite", "loss-not-finite")
+_JUST_PRINTED = ("parameters-not-finite", "loss-not-finite", "loop-draws-numbers")
+# With these no result is that of one rank.
+_OTHER_DATA = ("data-not-shardable", "same-data-on-all-ranks")
 # Signals that are sent to many processes together arrive within this time.
 _AT_ONCE_NS = 1_000_000_000
 
@@ -290,11 +292,12 @@ def _succeeded(run: Run) -> Report:
 
 def _same_result(run: Run, figures: Mapping[str, Any]) -> str:
     """Return what the comparisons of ranks have shown, as one line."""
-    differs = any(finding.name == "replicas-differ" for finding in run.noticed)
+    names = {finding.name for finding in run.noticed}
     return agreement.last_line(
         checks=figures["checks"],
         step=figures["checked_step"],
-        differs=differs,
+        differs="replicas-differ" in names,
+        is_other_data=not names.isdisjoint(_OTHER_DATA),
         others=[],
         **run.loss,
     )

@@ -5,6 +5,8 @@ awaited_worker   show the launcher which DataLoader worker a rank waits for, by 
 checks           install the check inside a rank that ``--check-finite`` requests
 ddp_settings     give DistributedDataParallel settings that a script does not set, to measure
                  what they are worth
+evaluation_draws  notice that reading samples of an evaluation draws random numbers, as with the
+                 transforms of training
 gradients        sample local gradients in a few early steps, to find ranks that compute the
                  same values
 last_look        check the trained parameters of a rank for NaN when training seems to be over
@@ -47,6 +49,8 @@ recorder         record in a rank what ``paceline verify`` compares: samples, st
                  printed figures
 replicas         fingerprint what ranks hold alike, after steps 1, 2, 4, 8, ...; the launcher
                  compares ranks
+splits           note which samples a rank trains on, and which it holds out, at some places of
+                 the dataset
 script_copies    find copies of parameters that a script keeps beside its optimizer, such as
                  averaged weights
 stack_responder  the stack responder: report a rank's position to its launcher, even if the

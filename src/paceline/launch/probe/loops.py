@@ -29,6 +29,7 @@ from paceline.launch.probe.orders import (
     whole_numbers,
 )
 from paceline.launch.probe.padding import Evaluations, padding_of
+from paceline.launch.probe.splits import Splits, length_of
 from paceline.machine.compiled import not_traced
 
 # Loops. A script that shuffled them all will shuffle the next, and some begin a loop every step.
@@ -98,7 +99,8 @@ class Loops:
         self._published = 0  # training loops whose order is known
         self._before: tuple[Loop, int] | None = None  # the last of them, and its order
         self.gradients: LocalGradients | None = None  # while they are sampled
-        self._evaluations = Evaluations(slot)
+        self.evaluations = Evaluations(slot)
+        self._splits = Splits(slot)
 
     def begin(self, iterator: Any) -> None:
         """Follow the loop that a DataLoader's iterator begins."""
@@ -112,6 +114,8 @@ class Loops:
         else:
             iterator._paceline_loop = loop = Loop(iterator._index_sampler, iterator._dataset, due=0)
             iterator._sampler_iter = self._noting(iterator._sampler_iter, loop)
+            if self.evaluations.is_one(iterator._dataset):
+                self._splits.evaluate(iterator._dataset)
         iterator._paceline_loop.begun = self._slot[counters.BATCHES]
 
     def _noting(self, indices: Iterator[Any], loop: Loop) -> Iterator[Any]:
@@ -133,7 +137,7 @@ class Loops:
         ``batches`` is how many the rank has taken from all loaders.
         """
         if loop.length is None:
-            loop.length = _length(iterator)
+            loop.length = length_of(iterator._index_sampler)
             loop.batch_size = size_of(batch)
             if self._published == 0:
                 loop.content = fingerprint(batch)
@@ -150,7 +154,9 @@ class Loops:
         if not loop.trains:
             loop.trains = True
             loop.optimizer = _weakly(optimizer)
-            self._evaluations.exclude(loop.dataset)
+            self.evaluations.exclude(loop.dataset)
+            if loop.dataset is not None and loop.sampler is not None:
+                self._splits.train(loop.dataset(), loop.sampler())
             self._slot[counters.LOOP_LENGTH] = loop.length or 0
             self._slot[counters.BATCH_SAMPLES], self._slot[counters.BATCH_TOKENS] = loop.batch_size
             yielded = loop.yielded
@@ -179,7 +185,7 @@ class Loops:
         loop.has_ended, loop.yielded = True, yielded
         if not loop.trains:
             slot[counters.BATCHES_BEFORE] += yielded
-            self._evaluations.add(loop)
+            self.evaluations.add(loop)
             return
         loop.before = [slot[place] for place in _OF_LOOPS]
         alone = batches - slot[counters.BATCHES_BEFORE] == yielded
@@ -196,8 +202,8 @@ class Loops:
 
     def settle(self) -> None:
         """Check the last evaluation for padding, before anything else begins."""
-        if self._evaluations.pending is not None and os.getpid() == self._process:
-            self._evaluations.settle(stack_responder.entries)
+        if self.evaluations.pending is not None and os.getpid() == self._process:
+            self.evaluations.settle(stack_responder.entries)
 
     def _take_back(self, loop: Loop) -> None:
         """Undo ``end``: the loop continues."""
@@ -207,7 +213,7 @@ class Loops:
         else:
             self._slot[counters.BATCHES_BEFORE] -= loop.yielded
         loop.has_ended, loop.before = False, []
-        self._evaluations.pending = None
+        self.evaluations.pending = None
         self._slot[counters.LOOP_LENGTH] = 0
 
     def _publish(self, loop: Loop) -> None:
@@ -298,14 +304,6 @@ def watch(iterators: Any, loops: Loops) -> Callable[[], None]:
         del iterators._paceline_loop
 
     return end
-
-
-def _length(iterator: Any) -> int:
-    """Return the length of a loader in batches, 0 if it has none."""
-    try:
-        return len(iterator._index_sampler)
-    except Exception:
-        return 0  # a sampler may not know
 
 
 def _in_group() -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 FIRST = 64  # indices in the fingerprint of an order
@@ -57,22 +58,36 @@ def means_to_shuffle(sampler: Any) -> bool:
     from torch.utils.data import (
         DistributedSampler,
         RandomSampler,
-        Sampler,
         SubsetRandomSampler,
         WeightedRandomSampler,
     )
 
-    for _ in range(8):  # batch samplers wrap samplers, and frameworks wrap those
-        if isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
+    for each in _samplers_in(sampler):
+        if isinstance(each, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
             return True
-        if isinstance(sampler, DistributedSampler) or callable(getattr(sampler, "set_epoch", None)):
-            return bool(getattr(sampler, "shuffle", True))
+        if isinstance(each, DistributedSampler) or callable(getattr(each, "set_epoch", None)):
+            return bool(getattr(each, "shuffle", True))
+    return False
+
+
+def divides_among_ranks(sampler: Any) -> bool:
+    """Return whether a sampler, or one inside it, gives each rank its part of one dataset."""
+    names = ("num_replicas", "num_processes")  # of torch, and of accelerate
+    counts = [getattr(each, name, 1) for each in _samplers_in(sampler) for name in names]
+    return any(isinstance(count, int) and count > 1 for count in counts)
+
+
+def _samplers_in(sampler: Any) -> Iterator[Any]:
+    """Yield a sampler and those inside it: frameworks wrap batch samplers, which wrap samplers."""
+    from torch.utils.data import Sampler
+
+    for _ in range(8):
+        if sampler is None:
+            return
+        yield sampler
         inner = getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)
         held = getattr(sampler, "__dict__", {}).values()  # of a batch sampler of the user's own
         sampler = inner or next((value for value in held if isinstance(value, Sampler)), None)
-        if sampler is None:
-            return False
-    return False
 
 
 def fingerprint(batch: Any) -> int:
@@ -141,8 +156,11 @@ def _sample(part: Any, values: list[Any], depth: int = 0) -> None:
         values.extend(flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].tolist())
     elif isinstance(part, (int, float, str, bytes)):
         values.append(part)
+    elif isinstance(part, os.PathLike):
+        values.append(os.fspath(part))
     elif depth < 4:
-        for item in parts_of(part)[:FIRST]:
+        items = parts_of(part)
+        for item in items[:: max(1, len(items) // FIRST)][:FIRST]:
             _sample(item, values, depth + 1)
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline import counters
-from paceline.launch.probe.orders import same_thing
 
 _FRAMEWORKS = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
 _ENOUGH = 16  # looks, and datasets
@@ -111,10 +110,16 @@ class Evaluations:
 
     def exclude(self, dataset: Any) -> None:
         """Record that a dataset is trained on: statistics of it are not a score."""
-        if len(self._trained) < _ENOUGH and not any(
-            same_thing(dataset, other) for other in self._trained
-        ):
+        is_new = dataset is not None and not self._trains_on(dataset())
+        if is_new and len(self._trained) < _ENOUGH:
             self._trained.append(dataset)
+
+    def is_one(self, dataset: Any) -> bool:
+        """Return whether to read a dataset now is an evaluation, after training on others."""
+        return bool(self._trained) and _is_grad_disabled() and not self._trains_on(dataset)
+
+    def _trains_on(self, dataset: Any) -> bool:
+        return any(reference() is dataset for reference in self._trained)
 
     def add(self, loop: Any) -> None:
         """Make a loop that has ended pending if it may be an evaluation."""
@@ -131,7 +136,7 @@ class Evaluations:
             return
         if loop.is_felt or loop.trains:
             return
-        if any(same_thing(loop.dataset, other) for other in self._trained):
+        if loop.dataset is not None and self._trains_on(loop.dataset()):
             return
         self._looks -= 1
         if is_scored_together(entries(), loop.padding):

@@ -27,7 +27,7 @@ from paceline.counters import (
     LAST_STEP_NS,
     STEPS,
 )
-from paceline.launch.probe import last_look, replicas, trial_end
+from paceline.launch.probe import evaluation_draws, last_look, replicas, trial_end
 from paceline.launch.probe.loops import Loop, Loops, watch
 from paceline.launch.probe.stage_clock import StageClock
 from paceline.machine import system
@@ -56,7 +56,10 @@ def install(
     )
     after_step, autograd.backward, iterators.__next__ = _count(slot, loops, check, backward, fetch)
     handle = optimizers.register_optimizer_step_post_hook(after_step)
-    unwatch = watch(iterators, loops)
+    unwatch, unwatch_draws = (
+        watch(iterators, loops),
+        evaluation_draws.watch(slot, loops.evaluations.is_one),
+    )
     unfollow_models = replicas.follow_models(check.follow)
     _looks.append(look)
     unfollow = last_look.watch(optimizers.Optimizer, look)
@@ -67,6 +70,7 @@ def install(
         unfollow()
         unfollow_models()
         unwatch()
+        unwatch_draws()
         autograd.backward, iterators.__next__ = backward, fetch
 
     return uninstall

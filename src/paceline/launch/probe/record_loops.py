@@ -19,11 +19,11 @@ from paceline.launch.probe.loader_maker import Maker
 from paceline.launch.probe.orders import means_to_shuffle, row_hashes, size_of, whole_numbers
 from paceline.launch.probe.padding import Padding, have_combined, is_scored_together
 from paceline.launch.probe.record_file import RecordFile
+from paceline.launch.probe.splits import length_of, traced
 from paceline.machine.compiled import not_traced
 from paceline.machine.parameters import modules
 
 _MOST_ROWS = 4096  # samples of a rank whose content is hashed
-_DEPTH = 8  # of subsets of subsets
 
 
 class RecordedLoop:
@@ -40,7 +40,7 @@ class RecordedLoop:
         self.is_session = _is_of_session(iterator._dataset)  # which divides its samples
         self.dataset = iterator._dataset.dataset if self.is_session else iterator._dataset
         self.place, self.loader_place = place, ""  # lines of the script: of the loop, of its loader
-        self.length = 0 if self.is_stream else _length(self.sampler)  # in batches; 0 if unknown
+        self.length = 0 if self.is_stream else length_of(self.sampler)  # in batches; 0 if unknown
         self.taken = self.samples = 0  # batches and samples
         self.work = 0  # backwards and optimizer steps before it
         # no batch was trained on; gradients were on at the first; a backward followed one; all were
@@ -92,7 +92,7 @@ class LoopRecords:
         size = len(indices) if indices is not None else size_of(batch)[0]
         loop.samples += size
         loop.has_ended = loop.taken == loop.length
-        in_base = None if indices is None else _in_base(loop.dataset, indices)
+        in_base = None if indices is None else traced(loop.dataset, indices)[1]
         rows = self._rows(loop, batch, size)
         self.file.write("batch", loop=loop.number, indices=in_base, samples=size, rows=rows)
         if loop.has_ended:
@@ -112,15 +112,15 @@ class LoopRecords:
         loop.has_gradients, loop.work = torch.is_grad_enabled(), self._work
         loop.is_evaluation = not loop.has_gradients
         _watch_trimming(self.trim)
-        base = _base(loop.dataset)
+        base, _ = traced(loop.dataset, ())
         self.file.write(
             "loop",
             loop=loop.number,
             place=loop.place,
             loader_place=loop.loader_place,
             dataset=type(base).__name__,
-            dataset_length=_length(base),
-            view_length=_length(loop.dataset),
+            dataset_length=length_of(base),
+            view_length=length_of(loop.dataset),
             is_stream=loop.is_stream,
             is_session=loop.is_session,
             shuffles=not loop.is_stream and means_to_shuffle(loop.sampler),
@@ -161,7 +161,7 @@ class LoopRecords:
         loop.is_settled = True
         entries = stack_responder.entries()
         share = max(1, loop.samples)
-        length = max(share, _length(loop.dataset))
+        length = max(share, length_of(loop.dataset))
         whole = Padding(length, padded_length=0, share=share, since_ns=loop.since_ns)
         self.file.write(
             "settled",
@@ -240,34 +240,3 @@ def _is_of_session(dataset: Any) -> bool:
     """Return whether a dataset is what Session passes to torch: requests name the epoch too."""
     module: Any = sys.modules.get("paceline.train.data.samples")
     return isinstance(dataset, getattr(module, "Samples", ()))
-
-
-def _base(dataset: Any) -> Any:
-    """Return the dataset of which this one is a subset, or itself."""
-    from torch.utils.data import Subset
-
-    for _ in range(_DEPTH):
-        if type(dataset) is not Subset:
-            break
-        dataset = dataset.dataset
-    return dataset
-
-
-def _in_base(dataset: Any, indices: list[int]) -> list[int]:
-    """Return the indices that samples of a subset have in the dataset that it is of."""
-    from torch.utils.data import Subset
-
-    for _ in range(_DEPTH):
-        if type(dataset) is not Subset:
-            break
-        own = dataset.indices
-        indices, dataset = [int(own[index]) for index in indices], dataset.dataset
-    return indices
-
-
-def _length(sized: Any) -> int:
-    """Return a length, 0 if there is none."""
-    try:
-        return len(sized)
-    except Exception:
-        return 0  # a sampler or dataset may not know

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ from paceline.rundir.files import RunDir
 from paceline.rundir.proofs import Proof
 from paceline.text import terminal
 from paceline.text.json_text import print_json
-from paceline.text.wording import aligned
+from paceline.text.wording import aligned, fold, named
 from paceline.train import checkpoint
 
 
@@ -63,6 +64,7 @@ class VerifyResult:
     worlds: tuple[int, ...]  # numbers of ranks that have run
     steps: dict[int, int]  # optimizer steps that each has made, by number of ranks
     properties: Sequence[Property]  # the properties
+    read: Sequence[str]  # how much each rank has read in each epoch, in lines
     findings: Sequence[Finding]  # what is wrong with them
     failures: Sequence[Finding]  # why numbers of ranks could not be run
     folder: str  # the folder with the records
@@ -84,6 +86,7 @@ class VerifyResult:
                 }
                 for one_property in self.properties
             ],
+            "read": list(self.read),
             "findings": [finding.to_json() for finding in self.findings],
             "failures": [finding.to_json() for finding in self.failures],
             "folder": self.folder,
@@ -98,9 +101,7 @@ def render(result: VerifyResult) -> str:
     if result.note:
         blocks.append(f"note: {result.note}")
     blocks.append("\n".join(_table(result)))
-    reasons = _reasons(result)
-    if reasons:
-        blocks.append("\n".join(reasons))
+    blocks += ["\n".join(lines) for lines in (result.read, _reasons(result)) if lines]
     blocks += [finding.render() for finding in gravest_first(result.findings)]
     blocks += [finding.render() for finding in result.failures]
     blocks.append(_sum(result))
@@ -246,6 +247,7 @@ def verify(requested: BenchRequest, *, as_json: bool, is_apart: bool = False) ->
         worlds=tuple(sorted(runs.worlds)),
         steps={size: _num_steps(world) for size, world in runs.worlds.items()},
         properties=properties,
+        read=[line for _, world in sorted(runs.worlds.items()) for line in read_by(world)],
         findings=findings_of(properties),
         failures=runs.failures,
         folder=files.display_path(root),
@@ -352,6 +354,18 @@ def _require_something(runs: Runs, properties: Sequence[Property]) -> None:
     has_trained = any(_num_steps(world) for world in runs.worlds.values())
     if is_nothing_judged and not has_trained and runs.cut_short and not runs.failures:
         raise RunError(runs.cut_short[0])
+
+
+def read_by(world: RecordedWorld) -> list[str]:
+    """Return how much each rank has read in each epoch; epochs that are alike share a line."""
+    epochs_of: dict[str, list[int]] = {}
+    for number, loops in enumerate(zip_longest(*(rank.epochs for rank in world.ranks)), 1):
+        ranks_of: dict[str, list[int]] = {}
+        for rank, loop in enumerate(loops):
+            ranks_of.setdefault(loop.amount if loop else "nothing", []).append(rank)
+        parts = [f"{named(ranks)}: {amount}" for amount, ranks in ranks_of.items()]
+        epochs_of.setdefault("; ".join(parts), []).append(number)
+    return [f"{world.name}, epoch {fold(epochs)}: {text}" for text, epochs in epochs_of.items()]
 
 
 def _num_steps(world: RecordedWorld) -> int:

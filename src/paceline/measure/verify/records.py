@@ -92,6 +92,12 @@ class LoopRecord:
         return self.loader_place or self.place
 
     @property
+    def amount(self) -> str:
+        """What was read, in words."""
+        total = max(self.num_batches, len(self.batches))
+        return f"{len(self.batches):,} of {total:,} batches, {self.samples:,} samples"
+
+    @property
     def indices(self) -> list[int] | None:
         """The indices of all batches in order; None if some are unknown."""
         with_indices = [batch for batch in self.batches if batch is not None]
@@ -225,9 +231,7 @@ def _add(rank: Rank, record: Mapping[str, Any]) -> None:
     """Add a record to what is known of a rank; records of other versions are left out."""
     match record["kind"]:
         case "loop":
-            names = LoopRecord.__dataclass_fields__
-            known = {key: record[key] for key in record if key in names}
-            rank.loops[record["loop"]] = LoopRecord(**known)
+            rank.loops[record["loop"]] = _made(LoopRecord, record)
         case "batch":
             _add_batch(rank.loops[record["loop"]], record)
         case "trains":
@@ -240,17 +244,16 @@ def _add(rank: Rank, record: Mapping[str, Any]) -> None:
             loop.scored, loop.combined = record["scored"], record["combined"]
             loop.trimmed = record["trimmed"]
         case "optimizer":
-            _add_optimizer(rank, record)
+            rank.trainings[record["optimizer"]] = _made(RecordedTraining, record)
         case "parameters":
             training = rank.trainings[record["optimizer"]]
             training.checksums[record["step"]] = record["checksum"]
             training.sums[record["step"]] = tuple(record["sums"])
         case "step":
-            _add_step(rank, record)
+            step = _made(RecordedStep, {**record, "number": record["step"]})
+            rank.trainings[record["optimizer"]].steps.append(step)
         case "printed":
-            rank.printed.append(
-                RecordedFigure(record["loop"], record["line"], record["place"], record["combined"])
-            )
+            rank.printed.append(_made(RecordedFigure, record))
         case "schedule":
             rank.schedule = rank.schedule or record["place"]
             rank.schedule_type = rank.schedule_type or record["type"]
@@ -271,27 +274,7 @@ def _add_batch(loop: LoopRecord, record: Mapping[str, Any]) -> None:
     loop.rows.update(zip(indices, zip(*columns, strict=True), strict=True))
 
 
-def _add_optimizer(rank: Rank, record: Mapping[str, Any]) -> None:
-    rank.trainings[record["optimizer"]] = RecordedTraining(
-        type=record["type"],
-        place=record["place"],
-        names=tuple(record["names"]),
-        is_whole=record["is_whole"],
-        num_elements=record["num_elements"],
-        num_connected=record["num_connected"],
-        is_parallel=record["is_parallel"],
-    )
-
-
-def _add_step(rank: Rank, record: Mapping[str, Any]) -> None:
-    step = RecordedStep(
-        record["step"],
-        rates=tuple(record["rates"]),
-        losses=tuple(record["losses"]),
-        gradients=record["gradients"],
-        after=record["after"],
-        exchanged=record["exchanged"],
-        loop=record["loop"],
-        schedules=record["schedules"],
-    )
-    rank.trainings[record["optimizer"]].steps.append(step)
+def _made(kind: Any, record: Mapping[str, Any]) -> Any:
+    """Return an object of a dataclass from what a record has of its fields, lists as tuples."""
+    known = {name: record[name] for name in kind.__dataclass_fields__ if name in record}
+    return kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in known.items()})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.errors import Finding
 from paceline.launch.probe.orders import is_mixed
@@ -32,6 +32,9 @@ _LEAST_SHARE = 0.75  # of the samples of an epoch on one rank; with fewer, sampl
 
 def judge_shares(world: RecordedWorld) -> ComparisonVerdict:
     """Decide whether every sample is read once in an epoch, over all ranks."""
+    split = world.found("data-not-shardable")
+    if split is not None:
+        return broken(split)
     reason = _unknown(world)
     if reason:
         return not_judged(reason)
@@ -167,10 +170,7 @@ def judge_order(world: RecordedWorld) -> ComparisonVerdict:
 def _with_place(finding: Finding, world: RecordedWorld) -> Finding:
     """Return the launcher's finding with the line of the loop."""
     places = [epoch.place for epoch in world.ranks[0].epochs if epoch.place]
-    values = finding.to_json()
-    if places:
-        values["where"] = f"{places[0]}, {finding.where}"
-    return Finding.from_json(values)
+    return replace(finding, where=f"{places[0]}, {finding.where}") if places else finding
 
 
 def judge_epoch(world: RecordedWorld, one: RecordedWorld) -> ComparisonVerdict:
@@ -306,7 +306,7 @@ def _judge_count(world: RecordedWorld, evaluation: RecordedEvaluation) -> Compar
         return kept(f"{expected:,} samples; gather_for_metrics drops {total - expected:,} repeated")
     is_cut = any(loop.trimmed for loop in loops) or not all(loop.scored for loop in loops)
     if is_cut or _is_trained_on(world, evaluation):
-        return not_judged(f"{total - expected:,} samples are repeated; results may be cut")
+        return not_judged(f"of {expected:,} samples {total:,} are read; results may be cut")
     return broken(_padded(world, evaluation))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.counters import Split
 from paceline.launch.monitor import observations
 from paceline.launch.monitor.observations import Pace
 
@@ -31,64 +32,29 @@ def test_a_single_rank_reads_what_it_likes():
     assert observations.same_data([7], [5], world_size=1, indices=64) is None
 
 
-def test_the_same_data_is_told_with_what_to_do():
-    found = observations.same_data([7, 7], [5, 5], world_size=2, indices=64)
-    assert (found.name, found.severity, found.where) == (
-        "same-data-on-all-ranks",
-        "warning",
-        "ranks 0-1",
-    )
-    assert "first 64 samples" in found.evidence[0]
-    assert "DistributedSampler" in found.fix and "session.loader" in found.fix
-    assert (
-        "the first sample of"
-        in observations.same_data([7], [5], world_size=2, indices=1).evidence[0]
-    )
+@pytest.mark.parametrize(
+    ("lengths", "found"), [((101, 102), True), ((100, 100), False), ((0, 0), False)]
+)
+def test_a_padded_evaluation(lengths, found):
+    assert (observations.padded(*lengths, world_size=2) is not None) is found
 
 
 @pytest.mark.parametrize(
-    ("lengths", "what"),
+    ("splits", "is_found"),
     [
-        (
-            (101, 102),
-            "an evaluation of 101 samples scores 102: its DistributedSampler repeats 1 sample",
-        ),
-        (
-            (10003, 10008),
-            "an evaluation of 10003 samples scores 10008: its DistributedSampler repeats 5 samples",
-        ),
-        ((100, 100), None),
-        ((0, 0), None),
+        ([(7, False, 0b0111, 0b1000), (7, False, 0b1110, 0b0001)], True),
+        ([(7, False, 0b0111, 0b1000), (7, False, 0b1110, 0)], True),  # only rank 0 evaluates
+        ([(7, True, 0b0111, 0), (7, True, 0b1110, 0)], True),
+        ([(7, False, 0b0111, 0), (7, False, 0b1110, 0)], False),  # nothing is held out or divided
+        ([(7, True, 0b0111, 0b1000)], False),  # the same split
+        ([(7, True, 0b0011, 0b1000), (7, True, 0b1100, 0b0001)], False),  # shares, on purpose
+        ([(7, True, 0b0111, 0b1000), (8, True, 0b1110, 0b0001)], False),  # files of its own
+        ([(7, True, 0b0111, 0b1000), (0, False, 0, 0)], False),  # not known of all
     ],
 )
-def test_a_padded_evaluation(lengths, what):
-    found = observations.padded(*lengths, world_size=2)
-    assert (found and found.what) == what
-
-
-def test_parameters_that_are_not_a_number():
-    assert observations.not_a_number({}) is None
-    found = observations.not_a_number({1: "0.weight", 2: "2.bias"})
-    assert (found.name, found.severity, found.where) == (
-        "parameters-not-finite",
-        "warning",
-        "ranks 1-2",
-    )
-    assert found.what == "ranks 1-2 ended with NaN in the parameters, first in 0.weight"
-
-
-def test_the_same_order():
-    assert observations.same_order({}) is None
-    found = observations.same_order({0: (2, 64), 1: (2, 64), 3: (3, 64)})
-    assert (found.name, found.severity, found.where) == (
-        "same-order-each-epoch",
-        "warning",
-        "ranks 0-1, 3",
-    )
-    assert found.evidence == (
-        "the first 64 indices of training loops 1 and 2 are the same, and not sorted",
-    )
-    assert "set_epoch" in found.fix
+def test_a_split_that_differs(splits, is_found):
+    found = observations.split_apart([Split(*split) for split in splits], world_size=2)
+    assert (found is not None) is is_found
 
 
 def rank(number, loops=0, last=0, first=0, opened=0, length=0):

@@ -22,6 +22,8 @@ def facts(**given):
         "indices": 0,
         "orders": {},
         "padded": [0, 0],
+        "splits": [],
+        "draws": False,
         "not_a_number": {},
     }
     return {"ranks": 2, "pace": None, "checks": {}, **nothing, **given}
@@ -57,6 +59,19 @@ def test_a_padded_evaluation_is_told_once():
     (found,) = head.judge({0: facts(padded=[101, 104]), 1: facts()}, last=False)
     assert (found.name, found.where) == ("evaluation-padded", "ranks 0-3")
     assert head.judge({0: facts(padded=[101, 104]), 1: facts(padded=[101, 104])}, last=True) == []
+
+
+def test_splits_are_compared_once_all_ranks_train_one_model():
+    head, checks = Head(4), {"1": ranges(1)}
+    own = {node: facts(splits=[[7, True, 0b11 << node, 0]], checks=checks) for node in (0, 1)}
+    assert head.judge({**own, 1: facts(splits=own[1]["splits"])}, last=False) == []
+    assert named(head.judge(own, last=False)) == ["data-not-shardable"]
+
+
+def test_random_evaluations_are_told_at_the_end():
+    head, some = Head(4), {0: facts(draws=True), 1: facts()}
+    assert head.judge(some, last=False) == []
+    assert named(head.judge(some, last=True)) == ["loop-draws-numbers"]
 
 
 def test_parameters_with_a_nan_are_told_when_all_ranks_have_ended():

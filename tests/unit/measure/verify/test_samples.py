@@ -4,6 +4,7 @@ import pytest
 
 from paceline.errors import Finding
 from paceline.measure.verify import samples
+from paceline.measure.verify.command import read_by
 from verify_records import LENGTH, MIXED, REMIXED, epoch, one, rank, shared, step, training, world
 
 
@@ -23,7 +24,6 @@ def apart():
 
 
 TINY = {"dataset_length": 20, "view_length": 20}  # fewer than four batches
-SAME_DATA = Finding("same-data-on-all-ranks", "all 2 ranks train on the same samples")
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,23 @@ def test_a_dataset_that_ranks_have_divided_before_is_not_accused():
     assert samples.judge_shares(world(*ranks)).state == "not judged"
 
 
-def test_the_proof_of_the_launcher_is_used():
-    recorded = world(*both(MIXED, MIXED).ranks, findings=[SAME_DATA])
-    assert samples.judge_shares(recorded).finding is SAME_DATA
+@pytest.mark.parametrize("name", ["same-data-on-all-ranks", "data-not-shardable"])
+def test_the_proof_of_the_launcher_is_used(name):
+    found = Finding(name, "all 2 ranks train on the same samples")
+    recorded = world(*both(MIXED, MIXED).ranks, findings=[found])
+    assert samples.judge_shares(recorded).finding is found
+
+
+def test_what_each_rank_has_read_is_printed():
+    ranks = shared().ranks
+    assert read_by(world(*ranks)) == [
+        "2 ranks, epoch 1-2: ranks 0-1: 4 of 4 batches, 32 samples",
+    ]
+    cut = rank([epoch(MIXED[:8], num_batches=8)])
+    assert read_by(world(cut, ranks[0])) == [
+        "2 ranks, epoch 1: rank 0: 1 of 8 batches, 8 samples; rank 1: 4 of 4 batches, 32 samples",
+        "2 ranks, epoch 2: rank 0: nothing; rank 1: 4 of 4 batches, 32 samples",
+    ]
 
 
 @pytest.mark.parametrize(
