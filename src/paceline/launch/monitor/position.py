@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from paceline.text.wording import named
 
@@ -74,6 +74,7 @@ class Position:
     ended: bool = False  # its script has ended
     # its main thread's stack, outermost first; empty if it is not visible
     frames: tuple[Frame, ...] = ()
+    content: str = ""  # hash of the file of the user's innermost frame; empty if it is not readable
     worker: str = ""  # place of the user's code in the DataLoader worker that it waits for, as text
     # the ``if`` around its place that chooses ranks, as text; empty if there is none
     guard: str = ""
@@ -82,6 +83,7 @@ class Position:
     group: str = ""  # the process group of that collective
     called: str = ""  # the same with what it sends: ``all_reduce #1 of 3 elements (Float)``
     group_name: str = ""  # what the script calls that group
+    backend: str = ""  # ``gloo`` or ``nccl``, which that collective uses; empty if unknown
     members: tuple[int, ...] = ()  # global ranks of that group; empty if unknown
     peer: int = -1  # the rank that it sends to or receives from; -1 for none
     timeout_s: float = 0.0  # timeout of that collective, as set by the script; 0 if unknown
@@ -170,6 +172,21 @@ class Position:
         at = f" at {place}" if place else ""
         return f"been stuck {since}{within}{at}"
 
+    def alike(self, *, numbered: bool) -> str:
+        """Return what it does, equal for ranks that do the same: files count by their content.
+
+        Nodes may hold the script under different paths.
+
+        Args:
+            numbered: Whether numbers of collectives count.
+        """
+        frames = self.frames
+        if self.content:
+            frames = tuple(
+                replace(frame, file=self.content) if frame.user else frame for frame in frames
+            )
+        return replace(self, frames=frames, seq=self.seq if numbered else -1).doing
+
     def _words(self) -> list[str]:
         kind, words = classify(self.frames)
         if self.is_between_two:
@@ -183,6 +200,19 @@ class Position:
             code = (frame.code or frame.function) if frame else ""
             return [_cut(code)]
         return [words]
+
+
+def grouped(positions: Iterable[Position]) -> list[list[Position]]:
+    """Group positions by what the ranks do and where, in the order of the ranks."""
+    ordered = sorted(positions, key=lambda position: position.rank)
+    # each process group has its own sequence numbers, which cannot be compared between groups
+    one_group = len({position.group for position in ordered if position.flying}) < 2
+    by_text: dict[str, str] = {}  # ranks whose places look alike are never said to differ
+    groups: dict[str, list[Position]] = {}
+    for position in ordered:
+        action = by_text.setdefault(position.doing, position.alike(numbered=one_group))
+        groups.setdefault(action, []).append(position)
+    return list(groups.values())
 
 
 def kinship(absent: Sequence[Position], waiting: Sequence[Position]) -> str:

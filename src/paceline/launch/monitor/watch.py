@@ -66,7 +66,9 @@ class Watch:
         inform: Callable[[Notice], None],  # prints a notice
         # returns NCCL's own report of a hang, None where ranks do not use NCCL
         ask_nccl: Callable[[], list[str]] | None = None,
+        unreached: Finding | None = None,  # that data of other nodes does not arrive, by the start
     ) -> None:
+        self._unreached = unreached
         self._group, self._channel = group, channel
         self._requested_s, self._ask_nccl = requested_s, ask_nccl
         self._give_up, self._inform = give_up, inform
@@ -349,7 +351,9 @@ class Watch:
         cause = hang.judge(positions, uneven=uneven)
         if self._requested_s is not None:
             return WatchVerdict(self._with_nccl(cause))
-        picture = waiting.stopped(positions) or waiting.picture(positions)
+        picture = waiting.stopped(positions) or waiting.picture(
+            positions, unreached=self._unreached
+        )
         return WatchVerdict(picture=picture, cause=cause if picture is not None else None)
 
     def _with_nccl(self, finding: Finding | None) -> Finding | None:

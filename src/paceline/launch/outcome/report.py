@@ -145,7 +145,8 @@ def _failed(run: Run) -> Report:
         noticed=run.noticed_hang,
         counters=run.counters,
     )
-    finding = root_cause.with_meeting_fix(verdict.finding, run.ends)
+    finding = root_cause.with_start(verdict.finding, run.noticed)
+    finding = root_cause.with_meeting_fix(finding, run.ends)
     verdict = replace(verdict, finding=finding, threads=root_cause.other_troubles(run.ends))
     was_lost = verdict.lost and not verdict.causes
     advise = resume.after_loss if was_lost else resume.after_failure

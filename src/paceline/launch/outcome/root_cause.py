@@ -25,12 +25,16 @@ from paceline.launch.outcome.weight import (
     STOP_EXCEPTIONS,
     SUSPECT,
     VICTIM,
+    error_texts,
     texts_about,
     weigh,
     weigh_texts,
 )
 from paceline.signatures.rank_errors import timeout_s
 from paceline.text.wording import named, shorten
+
+# What ranks look like whose data does not arrive.
+_NO_TRANSFER = ("collective-timeout", "peer-rank-died", "rendezvous-timeout", "master-unreachable")
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,10 @@ def _failed_collective(
 
 def _last_position(end: RankExit) -> Position:
     """Return where a rank was at its end; a rank whose wait has timed out was still waiting."""
+    said = str(error_texts(end)).lower()
     position = end.position or Position(end.rank)
+    backend = next((name for name in ("nccl", "gloo") if name in said), position.backend)
+    position = replace(position, backend=backend)
     if position.waits or not texts_about(end, "collective-timeout"):
         return position
     line = next((frame.code for frame in reversed(position.frames) if frame.user), "")
@@ -245,6 +252,15 @@ def with_meeting_fix(finding: Finding, ends: Iterable[RankExit]) -> Finding:
     return replace(finding, fix=LEAVE_THEM) if changed else finding
 
 
+def with_start(finding: Finding, warnings: Iterable[Finding]) -> Finding:
+    """Return the finding with what the start had found out about the network, if that is why."""
+    unreached = waiting.unreached_at_start(warnings)
+    if unreached is None or finding.name not in _NO_TRANSFER:
+        return finding
+    evidence = (waiting.at_start(unreached), *finding.evidence)
+    return replace(finding, evidence=evidence, why=unreached.why, fix=unreached.fix)
+
+
 def _failed_too(end: RankExit) -> str:
     if end.failure is None:
         return f"rank {end.rank} failed too, with exit code {end.code}"
@@ -261,4 +277,10 @@ def _same_way(one: RankExit, other: RankExit) -> bool:
         return False
     if one.failure is None or other.failure is None:
         return one.failure is other.failure and one.code == other.code
-    return one.failure.type == other.failure.type and one.failure.place == other.failure.place
+    return one.failure.type == other.failure.type and _place_of(one) == _place_of(other)
+
+
+def _place_of(end: RankExit) -> object:
+    """Return where a rank raised its exception, equal on nodes that hold copies of the file."""
+    known = end.position if end.position and end.position.content else None
+    return known.alike(numbered=False) if known else end.failure and end.failure.place

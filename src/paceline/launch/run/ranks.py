@@ -269,6 +269,7 @@ class RankGroup(PContext):
             host=socket.gethostname(),
             ended=ended is not None and not ended.code,
             frames=look.frames,
+            content=stacks.content_of(look.frames),
             worker=look.worker,
             guard=look.guard,
             steps=beat.steps,

@@ -284,6 +284,15 @@ def test_a_checkpoint_that_does_not_fit_is_not_offered_again():
     assert not any("resume" in line for line in conclude(run(ended, **TO_RESUME)).lines)
 
 
+def test_what_the_start_knew_of_the_network_is_the_reason_of_a_vain_wait():
+    closed = Finding("interface-not-routed", "node 1 is not reached", fix="open the ports")
+    hang = Finding("collective-timeout", "all ranks wait", fix="try something")
+    lines = conclude(run(told_to_stop(), hang=hang, noticed=[closed])).lines
+    assert "  known since the start: node 1 is not reached [NET017]" in lines
+    assert "  fix: open the ports" in lines
+    assert "not reached" not in str(conclude(run(failed(0), noticed=[closed])).lines)
+
+
 def test_a_nan_found_at_the_end_is_printed_once_and_other_warnings_again():
     noticed = [
         Finding(name, "here", severity="warning") for name in ("parameters-not-finite", "straggler")

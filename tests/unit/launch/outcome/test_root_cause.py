@@ -747,6 +747,16 @@ def test_ranks_that_failed_in_the_same_way_are_folded():
     assert finding.where == "rank 5 on node-a (pid 105), after 5 steps"
 
 
+def test_copies_of_a_script_fail_in_the_same_way():
+    """A node without a shared disk holds the script under another path."""
+    ends = []
+    for rank, folder in enumerate(("/home/me", "/scratch")):
+        failure = raised(frames=own(file=f"{folder}/train.py"))
+        position = Position(rank, frames=failure.frames, content="abc")
+        ends.append(end(rank, failure=failure, position=position))
+    assert seen(judge(ends)) == (USER, (0, 1), ())
+
+
 @pytest.mark.parametrize(
     ("num_ranks", "where"),
     [(1, "rank 0 on"), (2, "both ranks, the first was rank 1 on"), (3, "all ranks, the")],
