@@ -110,6 +110,11 @@ class Signing:
         """Whether messages are signed, and only signed ones accepted."""
         return bool(self._secret)
 
+    @property
+    def ignored(self) -> list[str]:
+        """The kinds of messages that were ignored because nobody of the run has signed them."""
+        return sorted(self._ignored)
+
     def derived(self, purpose: str) -> str:
         """Return a secret for one purpose, the same on all nodes; empty for a run without one."""
         return derive(self._secret, purpose) if self._secret else ""

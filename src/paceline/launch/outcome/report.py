@@ -18,7 +18,7 @@ from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 from paceline.machine import agreement
 from paceline.text.secret_texts import hidden_in
-from paceline.text.wording import fold, named, shorten
+from paceline.text.wording import few, fold, named, shorten
 
 # Codes of faults that loading the checkpoint again would meet again.
 _CHECKPOINT = "CKP"
@@ -81,6 +81,7 @@ class Run:
     ends: Sequence[RankExit] = ()  # the exits of all ranks of all nodes that sent an account
     folder: str = ""  # the run folder; empty if there is none
     lost: Sequence[str] = ()  # lost nodes, in words
+    ignored: Sequence[str] = ()  # kinds of messages in the store that nobody of the run has signed
     losses: Mapping[str, Loss] = field(default_factory=dict)  # why they are lost, by the same words
     stops: Sequence[Stop] = ()  # signals that launchers received
     attempts: int = 1  # number of attempts
@@ -147,6 +148,8 @@ def _failed(run: Run) -> Report:
     )
     finding = root_cause.with_start(verdict.finding, run.noticed)
     finding = root_cause.with_meeting_fix(finding, run.ends)
+    if verdict.lost:
+        finding = replace(finding, evidence=(*_ignored(run), *finding.evidence))
     verdict = replace(verdict, finding=finding, threads=root_cause.other_troubles(run.ends))
     was_lost = verdict.lost and not verdict.causes
     advise = resume.after_loss if was_lost else resume.after_failure
@@ -161,6 +164,12 @@ def _failed(run: Run) -> Report:
     )
     blamed = named(verdict.causes) if verdict.causes else ", ".join(verdict.lost)
     return Report(EXIT_FAILED, lines, [verdict.finding, *run.noticed], blamed=blamed)
+
+
+def _ignored(run: Run) -> tuple[str, ...]:
+    """Return as evidence what another program has written into the run's store."""
+    kinds = f"nobody of this run has signed {few(run.ignored, 3)}"
+    return (f"another program writes into the run's store: {kinds}",) if run.ignored else ()
 
 
 def _failed_before(ends: Sequence[RankExit], stop: Stop) -> bool:
@@ -306,6 +315,11 @@ def refused(error: PacelineError) -> Report:
     return Report(error.exit_status, error.finding.render().splitlines(), [error.finding])
 
 
+def is_from_stranger(error: BaseException) -> bool:
+    """Return whether torch could not read its own state of the rendezvous, which it does not sign."""
+    return type(error).__name__ == "RendezvousStateError"
+
+
 def broken(error: BaseException, *, host: str, run: Run) -> Report:
     """Return the report of a run whose launcher could not continue."""
     text = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -316,6 +330,15 @@ def broken(error: BaseException, *, host: str, run: Run) -> Report:
             "the process that starts the ranks was killed, and its ranks ended with it",
             where=host,
             fix="look for who ended it: a user, or the memory limit of the job",
+        )
+    elif is_from_stranger(error):
+        finding = Finding(
+            "port-held-by-other",
+            "another program has written into the run's store: torch's rendezvous there is not"
+            " valid any more",
+            where=host,
+            evidence=(*_ignored(run), text),
+            fix="start again on another port, which only the nodes reach: docs/guides/trust.md",
         )
     elif lost_store:
         finding = Finding(
@@ -340,7 +363,8 @@ def broken(error: BaseException, *, host: str, run: Run) -> Report:
             where=host,
             fix="if this repeats, it is a fault of paceline; please report it with this text",
         )
-    how_to_resume = resume.after_loss(run.last, run.resume_command) if lost_store else []
+    is_of_store = lost_store or is_from_stranger(error)
+    how_to_resume = resume.after_loss(run.last, run.resume_command) if is_of_store else []
     lines = [*finding.render().splitlines(), *how_to_resume]
     return Report(EXIT_FAILED, lines, [finding])
 

@@ -50,8 +50,8 @@ def judge(
         return replace(finding, what=f"the head's name {mine.name} does not resolve on {mine.host}")
     if head is not None and _is_elsewhere(mine, head):
         return resolves_differently(head, mine)
-    if is_loopback(probe.address) and not is_loopback(mine.name):
-        return to_itself(mine)
+    if is_loopback(probe.address) and (not is_loopback(mine.name) or _are_apart(mine, head)):
+        return to_itself(mine, head)
     if head is not None and head.port != mine.port:
         line = (
             f"{head.words} is up and listens on port {head.port}, this node tries port {mine.port}"
@@ -80,6 +80,8 @@ def _fix(probe: ConnectionProbe, mine: Note) -> str:
         return "use the head's numeric address, as `hostname -I` prints it there"
     if probe.kind in ("dropped", "rejected"):
         return _open_port(mine.port, place="on the head")
+    if is_loopback(probe.address):
+        return f"{mine.name} is this host itself: give the head's address, unless it starts here"
     if probe.kind == "refused":
         return (
             "start the head with the same port on the same host: there, ss -tln shows who listens"
@@ -124,15 +126,33 @@ def resolves_differently(head: Note, node: Note) -> Finding:
     )
 
 
-def to_itself(node: Note) -> Finding:
-    """Return the finding that on this node the head's name resolves to the node itself."""
+def to_itself(node: Note, head: Note | None = None) -> Finding:
+    """Return the finding that on this node the head's name means the node itself."""
+    means = (
+        "means" if is_loopback(node.name) else f"resolves to {node.address} on {node.host}: that is"
+    )
+    known = f", such as {_outer_address(head)}" if head is not None else ""
     return Finding(
         "master-addr-wrong",
-        f"{node.name} resolves to {node.address} on {node.host}: that is {node.host} itself, not"
-        " the head",
-        where=f"{node.host}, /etc/hosts",
-        fix="use the head's numeric address, as `hostname -I` prints it there",
+        f"{node.name} {means} {node.host} itself, not the head"
+        + (f", which is on {head.host}" if head is not None else ""),
+        where=node.host if is_loopback(node.name) else f"{node.host}, /etc/hosts",
+        fix=f"use the head's numeric address{known}, as `hostname -I` prints it there",
     )
+
+
+def _are_apart(node: Note, head: Note | None) -> bool:
+    """Return whether two nodes are on different hosts, by their names or all their addresses."""
+    if head is None or node.host != head.host:
+        return head is not None
+    has_addresses = bool(node.addresses and head.addresses)
+    return has_addresses and set(node.addresses).isdisjoint(head.addresses)
+
+
+def _misled(mine: Note, others: Sequence[Note]) -> Finding | None:
+    """Return the finding about a node on another host that tries a loopback address, else None."""
+    apart = [note for note in others if is_loopback(note.address) and _are_apart(note, mine)]
+    return to_itself(apart[0], mine) if apart else None
 
 
 def explain_missing(
@@ -145,6 +165,9 @@ def explain_missing(
     mistaken = [note for note in candidates if _takes_itself_for_head(note)]
     if mistaken:
         return replace(to_itself(mistaken[0]), evidence=(*lines, finding.what))
+    misled = _misled(mine, others)
+    if misled is not None:
+        return replace(misled, evidence=(*lines, finding.what))
     fix = advice(mine, others, num_missing=num_missing) or finding.fix
     return replace(finding, evidence=(*finding.evidence, *lines), fix=fix)
 
@@ -171,6 +194,9 @@ def advice(mine: Note, others: Sequence[Note], *, num_missing: int) -> str:
     ``mine`` is the note of the head, ``others`` those of the nodes that could not connect.
     """
     place = f"{_outer_address(mine)}:{mine.port}"
+    misled = _misled(mine, others)
+    if misled is not None:
+        return misled.fix
     if any(_is_elsewhere(note, mine) for note in others):
         return f"the same address and port on every node: {place}"
     mistaken = [note for note in others if note.port != mine.port]

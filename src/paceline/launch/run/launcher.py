@@ -267,7 +267,8 @@ class Launcher:
                 return report.refused(end.error)
         elif end.error is not None:
             self._fork_server.kill()
-            if self._peers.channel is None:
+            if self._is_broken(end.error):
+                self._peers.fail()
                 return report.broken(end.error, host=socket.gethostname(), run=self._run_alone())
             if not isinstance(end.error, NodeLost):
                 self._peers.lose_store()  # the lost store caused the error
@@ -278,6 +279,14 @@ class Launcher:
         number = progress.supervision.ranks.attempt.number
         self._event("end", attempt=number, ends=[asdict(rank_end) for rank_end in run.ends])
         return report.conclude(run)
+
+    def _is_broken(self, error: BaseException) -> bool:
+        """Return whether an error is not the loss of the store, which this process may host."""
+        if self._peers.channel is None or report.is_from_stranger(error):
+            return True
+        meeting = self._link.progress.meeting
+        hosts_store = meeting is not None and meeting.hosts_store
+        return hosts_store and not isinstance(error, NodeLost)
 
     def _hear_all(self, supervision: Supervision, *, succeeded: bool) -> report.Run:
         """Exchange accounts with the other nodes; return the account of the whole run."""
@@ -339,12 +348,13 @@ class Launcher:
     def _run_alone(self) -> report.Run:
         """Return what this node knows about the run, without its ranks."""
         stops = [self._stop] if self._stop else []
-        folder = self._link.progress.folder
-        if folder is None:
+        folder, meeting = self._link.progress.folder, self._link.progress.meeting
+        if folder is None or meeting is None:
             return report.Run(stops=stops)
         return report.Run(
             folder=display_path(folder.run_dir.root),
             stops=stops,
+            ignored=meeting.signing.ignored,
             resume_command=resume_command(folder.run_dir, self._options, self._plan, self._task),
             last=evidence.last_checkpoint(folder.run_dir.checkpoints),
             grace_s=self._plan.grace_s,

@@ -293,6 +293,11 @@ def test_what_the_start_knew_of_the_network_is_the_reason_of_a_vain_wait():
     assert "not reached" not in str(conclude(run(failed(0), noticed=[closed])).lines)
 
 
+def test_a_node_that_is_lost_beside_a_stranger_is_told_with_him():
+    lines = conclude(run(fine(0), lost=["node 1"], ignored=["paceline/beat"])).lines
+    assert "nobody of this run has signed paceline/beat" in lines[2]
+
+
 def test_a_nan_found_at_the_end_is_printed_once_and_other_warnings_again():
     noticed = [
         Finding(name, "here", severity="warning") for name in ("parameters-not-finite", "straggler")
@@ -332,6 +337,10 @@ class RendezvousTimeoutError(Exception):
     """As torch elastic names it."""
 
 
+class RendezvousStateError(Exception):
+    """What torch elastic raises when somebody else has written its state in the store."""
+
+
 @pytest.mark.parametrize(
     ("error", "name", "says"),
     [
@@ -341,12 +350,13 @@ class RendezvousTimeoutError(Exception):
             "starts the ranks was killed",
         ),
         (RendezvousTimeoutError(), "rendezvous-timeout", "not enough nodes"),
+        (RendezvousStateError("corrupt"), "port-held-by-other", "signed paceline/stop"),
         (RuntimeError("Broken pipe\nframe #0"), "launcher-fault", "RuntimeError: Broken pipe"),
         (KeyError("x"), "launcher-fault", "please report"),
     ],
 )
 def test_a_launcher_that_could_not_go_on(error, name, says):
-    report = broken(error, host="node-a", run=Run(**TO_RESUME))
+    report = broken(error, host="node-a", run=Run(ignored=["paceline/stop"], **TO_RESUME))
     assert report.exit_status == 1
     assert report.findings[0].name == name
     assert says in "\n".join(report.lines)
@@ -356,7 +366,7 @@ def test_a_launcher_that_could_not_go_on(error, name, says):
 
 def test_a_head_that_went_before_the_ranks_had_started_is_told_with_the_way_on():
     error = type("DistNetworkError", (RuntimeError,), {})("failed to recv, got 0 bytes")
-    report = broken(error, host="node-a", run=Run(**TO_RESUME))
+    report = broken(error, host="node-a", run=Run(ignored=["paceline/stop"], **TO_RESUME))
     assert report.findings[0].name == "agent-died"
     assert report.lines[-2:] == [f"resume from step 40: {AGAIN.line}", LOOP]
 

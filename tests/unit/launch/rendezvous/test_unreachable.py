@@ -108,6 +108,31 @@ def test_a_name_that_means_the_node_itself():
     )
 
 
+@pytest.mark.parametrize(
+    ("host", "addresses", "name"),
+    [
+        ("host-b", ("10.77.0.2",), "master-addr-wrong"),
+        ("host-a", ("10.77.0.2",), "master-addr-wrong"),  # containers with one name
+        ("host-a", ("192.168.0.1",), "port-refused"),  # the head is here, and has not started yet
+        ("host-a", (), "port-refused"),
+    ],
+)
+def test_a_loopback_address_that_was_typed_means_each_host_itself(host, addresses, name):
+    here = {"name": "127.0.0.1", "address": "127.0.0.1"}
+    mine, head = replace(MINE, host=host, addresses=addresses, **here), replace(HEAD, **here)
+    finding = unreachable.judge(ConnectionProbe("refused", "127.0.0.1"), mine, [head], waited_s=30)
+    missed = unreachable.explain_missing(ABSENT, head, [mine], num_missing=1)
+    assert finding.name == name
+    assert missed.name == ("node-missing" if name == "port-refused" else name)
+    if name == "master-addr-wrong":
+        means = f"127.0.0.1 means {host} itself, not the head, which is on host-a"
+        assert finding.what == missed.what == means
+        assert AT in finding.fix
+        assert unreachable.advice(head, [mine], num_missing=1) == finding.fix
+    else:
+        assert "127.0.0.1 is this host itself" in finding.fix
+
+
 ABSENT = missing([Arrived(1, 0, "host-a", 101, (2, 2))], head=Arrived(1, 0, "host-a", 101, (2, 2)),
                  waited_s=30, hosts=[], evidence=[])  # fmt: skip
 
