@@ -37,6 +37,7 @@ class Report:
     findings: list[Finding] = field(default_factory=list)  # all findings about the run
     summary: dict[str, Any] = field(default_factory=dict)  # figures of a run that succeeded
     blamed: str = ""  # the ranks or nodes that failed first, in words; empty if unknown
+    causes: Sequence[int] = ()  # these ranks
 
     def to_json(self) -> dict[str, Any]:
         """Return the data that ``--json`` prints."""
@@ -163,7 +164,10 @@ def _failed(run: Run) -> Report:
         resume_lines=resume_lines,
     )
     blamed = named(verdict.causes) if verdict.causes else ", ".join(verdict.lost)
-    return Report(EXIT_FAILED, lines, [verdict.finding, *run.noticed], blamed=blamed)
+    if verdict.label:
+        blamed = "the cause below"
+    findings = [verdict.finding, *run.noticed]
+    return Report(EXIT_FAILED, lines, findings, blamed=blamed, causes=verdict.causes)
 
 
 def _ignored(run: Run) -> tuple[str, ...]:
@@ -316,7 +320,7 @@ def refused(error: PacelineError) -> Report:
 
 
 def is_from_stranger(error: BaseException) -> bool:
-    """Return whether torch could not read its own state of the rendezvous, which it does not sign."""
+    """Return whether torch could not read its state of the rendezvous, which it does not sign."""
     return type(error).__name__ == "RendezvousStateError"
 
 
@@ -363,8 +367,7 @@ def broken(error: BaseException, *, host: str, run: Run) -> Report:
             where=host,
             fix="if this repeats, it is a fault of paceline; please report it with this text",
         )
-    is_of_store = lost_store or is_from_stranger(error)
-    how_to_resume = resume.after_loss(run.last, run.resume_command) if is_of_store else []
+    how_to_resume = resume.after_loss(run.last, run.resume_command) if lost_store else []
     lines = [*finding.render().splitlines(), *how_to_resume]
     return Report(EXIT_FAILED, lines, [finding])
 

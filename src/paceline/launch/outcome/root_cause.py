@@ -47,7 +47,7 @@ class Verdict:
     # the first rank exit of the causes; None if a node was lost or nothing is known
     end: RankExit | None = None
     lost: tuple[str, ...] = ()  # lost nodes, in words
-    hung: bool = False  # whether the cause is where ranks were, and not how one of them ended
+    label: str = ""  # how the block begins if the cause is where ranks were; else empty
     others: tuple[str, ...] = ()  # a line for each rank that failed independently in another way
     threads: tuple[str, ...] = ()  # a line for each exception that ended a thread of a rank
 
@@ -65,7 +65,7 @@ def judge(
     """Return the likely root cause."""
     lost = tuple(lost)
     if hang is not None:
-        return Verdict(hang, hung=True)
+        return Verdict(hang, label="hang: ")
     bad = [end for end in ends if end.failed or end.unfinished]
     # What an exit says counts before its time: a victim may be noticed before the rank that failed.
     ranked = sorted(bad, key=lambda end: (weigh(end), end.first_ns, end.rank))
@@ -79,7 +79,8 @@ def judge(
     first = ranked[0]
     elsewhere = _failed_collective(ends, first, noticed, counters)
     if elsewhere is not None:
-        return Verdict(elsewhere, end=first, hung=True)
+        has_waited = texts_about(first, "collective-timeout")
+        return Verdict(elsewhere, end=first, label="hang: " if has_waited else "likely cause: ")
     if weigh(first) == VICTIM:
         return Verdict(explanation.explain_victims(first), victims=failed_ranks, end=first)
     return _blame(ranked, ends, lost=lost)

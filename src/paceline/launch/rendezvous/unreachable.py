@@ -149,10 +149,13 @@ def _are_apart(node: Note, head: Note | None) -> bool:
     return has_addresses and set(node.addresses).isdisjoint(head.addresses)
 
 
-def _misled(mine: Note, others: Sequence[Note]) -> Finding | None:
-    """Return the finding about a node on another host that tries a loopback address, else None."""
-    apart = [note for note in others if is_loopback(note.address) and _are_apart(note, mine)]
-    return to_itself(apart[0], mine) if apart else None
+def _misled(notes: Sequence[Note]) -> Finding | None:
+    """Return the finding about a node that takes itself for a head on another host, else None."""
+    for note in notes:
+        heads = [head for head in notes if head.listens and _are_apart(note, head)]
+        if heads and is_loopback(note.address):
+            return to_itself(note, heads[0])
+    return None
 
 
 def explain_missing(
@@ -160,27 +163,17 @@ def explain_missing(
 ) -> Finding:
     """Return the head's finding with the evidence from notes of nodes that could not connect."""
     lines = evidence(mine, others)
-    hosts = [note for note in others if note.listens]  # each hosts a store itself
-    candidates = [mine, *hosts] if hosts else []
-    mistaken = [note for note in candidates if _takes_itself_for_head(note)]
-    if mistaken:
-        return replace(to_itself(mistaken[0]), evidence=(*lines, finding.what))
-    misled = _misled(mine, others)
+    misled = _misled([mine, *others])
     if misled is not None:
         return replace(misled, evidence=(*lines, finding.what))
     fix = advice(mine, others, num_missing=num_missing) or finding.fix
     return replace(finding, evidence=(*finding.evidence, *lines), fix=fix)
 
 
-def _takes_itself_for_head(note: Note) -> bool:
-    """Return whether the head's name resolves to a loopback address on a node."""
-    return is_loopback(note.address) and not is_loopback(note.name)
-
-
 def evidence(mine: Note, others: Sequence[Note]) -> list[str]:
     """Return one line for each of the first five notes of other nodes."""
     lines = [_evidence_of(note, mine) for note in others[:5]]
-    if not lines and _takes_itself_for_head(mine):
+    if not lines and is_loopback(mine.address) and not is_loopback(mine.name):
         lines.append(
             f"{mine.name} resolves to {mine.address} here; a node where it does so too waits for"
             " itself"
@@ -194,7 +187,7 @@ def advice(mine: Note, others: Sequence[Note], *, num_missing: int) -> str:
     ``mine`` is the note of the head, ``others`` those of the nodes that could not connect.
     """
     place = f"{_outer_address(mine)}:{mine.port}"
-    misled = _misled(mine, others)
+    misled = _misled([mine, *others])
     if misled is not None:
         return misled.fix
     if any(_is_elsewhere(note, mine) for note in others):

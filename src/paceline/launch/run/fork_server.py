@@ -31,7 +31,7 @@ from paceline.errors import Notice
 from paceline.launch.plan.task import RankTask
 from paceline.launch.run import pump
 from paceline.launch.run.pump import Copy
-from paceline.machine import system
+from paceline.machine import processes, system
 
 # How long ranks have after SIGTERM when the launcher was killed; all must end within 10 s.
 _ORPHAN_GRACE_S = 5.0
@@ -152,7 +152,7 @@ class StopWatch:
         if now_s < self._next_s:
             return None
         self._next_s = now_s + _LOOK_S
-        self._num_stopped = self._num_stopped + 1 if _is_stopped(self._pid) else 0
+        self._num_stopped = self._num_stopped + 1 if processes.is_stopped(self._pid) else 0
         if self._num_stopped != _LOOKS:
             return None
         return Notice(
@@ -166,15 +166,6 @@ class StopWatch:
             ),
             f"fix: kill -CONT {self._pid}",
         )
-
-
-def _is_stopped(pid: int) -> bool:
-    """Return whether a process was stopped by a signal; False if the system does not show it."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
 
 
 def fork() -> tuple[ForkServer | None, RankTask | None]:

@@ -284,9 +284,12 @@ class Launcher:
         """Return whether an error is not the loss of the store, which this process may host."""
         if self._peers.channel is None or report.is_from_stranger(error):
             return True
+        return self._hosts_store and not isinstance(error, NodeLost)
+
+    @property
+    def _hosts_store(self) -> bool:
         meeting = self._link.progress.meeting
-        hosts_store = meeting is not None and meeting.hosts_store
-        return hosts_store and not isinstance(error, NodeLost)
+        return meeting is not None and meeting.hosts_store
 
     def _hear_all(self, supervision: Supervision, *, succeeded: bool) -> report.Run:
         """Exchange accounts with the other nodes; return the account of the whole run."""
@@ -340,10 +343,9 @@ class Launcher:
         # A node that a signal stops gives its ranks their grace period before it has an account.
         has_stopped = self._stop is not None or self._peers.remote.stop
         patience_s = _ACCOUNTS_S + (self._plan.grace_s if has_stopped else 0)
-        meeting = self._link.progress.meeting
-        hosts_store = meeting is not None and meeting.hosts_store
         give_up = self._take_repeated_signal
-        return self._peers.exchange(own, until_s=patience_s, linger=hosts_store, give_up=give_up)
+        linger = self._hosts_store
+        return self._peers.exchange(own, until_s=patience_s, linger=linger, give_up=give_up)
 
     def _run_alone(self) -> report.Run:
         """Return what this node knows about the run, without its ranks."""
@@ -385,7 +387,8 @@ class Launcher:
             progress.meeting.connection.leave()
         if progress.supervision is not None:
             progress.supervision.ranks.keep_files()
-            for line in progress.supervision.ranks.unprinted(final_report.blamed):
+            ranks, blamed = progress.supervision.ranks, final_report.blamed
+            for line in ranks.unprinted(blamed, causes=final_report.causes):
                 self._console.write([line])
         if progress.folder is not None:
             self._keep_records(progress.folder, final_report)

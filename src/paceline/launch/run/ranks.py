@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from string import Template
@@ -31,7 +31,7 @@ from paceline.launch.plan.task import RankTask
 from paceline.launch.run import notices
 from paceline.launch.run.console import DEFAULT_PREFIX, fill_prefix, plan_streams
 from paceline.launch.run.context import LaunchContext
-from paceline.machine import system
+from paceline.machine import processes, system
 from paceline.rundir.files import RunDir
 from paceline.text.wording import shorten
 
@@ -44,6 +44,7 @@ _REAP_S = 5.0
 # Ctrl-C: a rank whose stack has not changed for this time cannot handle it, because it is in a
 # native wait.
 _INTERRUPT_S = 1.5
+_CONTINUE_S = 0.2  # how long a stopped process may take until its main thread runs again
 # State D is normal for moments, as while a page is read. A rank in it for this long is named.
 _IN_KERNEL_S = 0.6
 _NAMED = float("inf")
@@ -368,13 +369,15 @@ class RankGroup(PContext):
     def unprinted(
         self,
         blamed: str,  # what they follow from: a line is enough. If it is empty, all of it is needed
+        *,
+        causes: Collection[int],  # ranks of which all is needed
     ) -> Iterator[str]:
         """Yield for the console what ranks that it shows have left to the launcher to print."""
         ends = [end for end in self.ends() if end.rank in self._shown]
         for rank, failure, log in ((end.rank, end.failure, end.log) for end in ends):
             if failure is None or not failure.unprinted:
                 continue
-            if blamed:
+            if blamed and rank not in causes:
                 said = shorten(_SOURCE_FILE.sub("", failure.headline), _MOST_SAID)
                 yield f"rank {rank}: {said} (follows from {blamed}; less {log})"
             else:
@@ -444,12 +447,17 @@ class RankGroup(PContext):
         request = self._context.stop.request
         # A second signal would interrupt the save that the first one has started.
         is_needed = request is None or not request.has_reached(self.attempt, signum)
-        for local in self.attempt.living:
+        is_program = self._context.task.method == "exec"
+        living = self.attempt.living
+        halted = {local for local, pid in self.pids().items() if processes.is_stopped(pid)} & living
+        for local in halted:
+            self._context.fork_server.signal(local, signal.SIGCONT, group=is_program)
+        # Of threads that all begin to run, any may take the signal; later the main thread does.
+        time.sleep(_CONTINUE_S if halted else 0)
+        for local in living:
             self.attempt.stopped.setdefault(local, (why, time.time_ns()))
             if is_needed:
-                self._context.fork_server.signal(
-                    local, signum, group=self._context.task.method == "exec"
-                )
+                self._context.fork_server.signal(local, signum, group=is_program)
 
     def _kill(self) -> None:
         """Kill the remaining ranks and all that they started, and wait for their end."""

@@ -720,6 +720,12 @@ def test_an_exception_is_told_with_its_place():
     assert finding.fix == "traceback: less logs/rank-001.out"
 
 
+def test_nccls_last_error_is_quoted():
+    said = "DistBackendError: socketPollConnect: connect to 10.0.0.2<41234> returned error"
+    assert raised("DistBackendError", NCCL_REMOTE).headline == said
+    assert said in told(victim(0, message=NCCL_REMOTE.replace("RuntimeError", ""))).what
+
+
 def test_the_users_innermost_frame_is_shown_and_not_the_librarys():
     frames = (*own(1, "main"), *own(7, "step"), *IN_COLLECTIVE[1:])
     finding = told(failed(0, "TypeError", "unhashable", frames=frames))
