@@ -102,11 +102,7 @@ class ChildProcess:
         return "futex" in self.wait or self.syscall == _FUTEX_CALLS.get(platform.machine(), "-")
 
     def describe(self, before: ChildProcess | None = None) -> str:
-        """Return one line with what the process is and does, without a full stop.
-
-        Args:
-            before: An earlier look at the same process, None if there was none.
-        """
+        """Return one line with what the process is and does, also since an earlier look at it."""
         return f"{self.title} {self.doing(before)}"
 
     @property
@@ -152,11 +148,7 @@ class ChildProcess:
 
 
 def describe_all(children: Sequence[ChildProcess]) -> tuple[str, ...]:
-    """Return one line for each group of children of one kind that do the same, at most four lines.
-
-    Args:
-        children: Those of one rank.
-    """
+    """Return a line for each group of a rank's children that do the same, at most four lines."""
     groups: dict[tuple[bool, str, str], list[ChildProcess]] = {}
     for child in children:
         activity = child.doing() if child.has_ended else child._activity()

@@ -39,19 +39,9 @@ MISSING = "py-spy is not installed"
 def stack(
     pid: int, read_frame: Callable[[str, int, str], Frame], *, limit_s: float = _PY_SPY_S
 ) -> tuple[Frame, ...]:
-    """Return the Python stack of a process's main thread; empty without py-spy or its rights.
-
-    Args:
-        pid: The process.
-        read_frame: Creates a frame from file, line and function.
-        limit_s: How long py-spy may take, in seconds.
-
-    Returns:
-        The frames, outermost first.
-    """
+    """Return the frames of a process's main thread, outermost first; none if py-spy reads none."""
     dumped, _ = threads(pid, limit_s=limit_s)
-    main = main_thread(pid, dumped)
-    return tuple(read_frame(*frame) for frame in main)
+    return tuple(read_frame(*frame) for frame in main_thread(pid, dumped))
 
 
 def threads(

@@ -291,8 +291,8 @@ def _all_together(waiting: Sequence[Position]) -> Finding:
     why, fix = _why_none_returns(waiting)
     return Finding(
         "collective-timeout",
-        "all ranks wait in the same collective for"
-        f" {min(position.idle_s for position in waiting):.0f} s: {waiting[0].doing}{lagging}",
+        f"all ranks wait in the same collective{_for(waiting).removeprefix(',')}:"
+        f" {waiting[0].doing}{lagging}",
         where=_where(waiting),
         evidence=_lines(waiting),
         why=why,

@@ -173,18 +173,11 @@ class Position:
         return f"been stuck {since}{within}{at}"
 
     def alike(self, *, numbered: bool) -> str:
-        """Return what it does, equal for ranks that do the same: files count by their content.
-
-        Nodes may hold the script under different paths.
-
-        Args:
-            numbered: Whether numbers of collectives count.
-        """
-        frames = self.frames
-        if self.content:
-            frames = tuple(
-                replace(frame, file=self.content) if frame.user else frame for frame in frames
-            )
+        """Return ``doing`` with files named by their content, which copies of a script share."""
+        by_content = [
+            replace(frame, file=self.content) if frame.user else frame for frame in self.frames
+        ]
+        frames = tuple(by_content) if self.content else self.frames
         return replace(self, frames=frames, seq=self.seq if numbered else -1).doing
 
     def _words(self) -> list[str]:

@@ -8,7 +8,6 @@ responder does not answer and the rank has a handler for it. Children of a rank 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import json
@@ -328,11 +327,6 @@ def _frame(file: str, line: int, function: str) -> Frame:
 def content_of(frames: Sequence[Frame]) -> str:
     """Return a hash of the file of the user's innermost frame; empty if it is not readable."""
     file = next((frame.file for frame in reversed(frames) if frame.user), "")
-    return _hash_of(file) if file else ""
-
-
-@functools.lru_cache
-def _hash_of(file: str) -> str:
     text = "".join(linecache.getlines(file))
     return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 

@@ -48,12 +48,7 @@ class WatchVerdict:
 
 
 class Watch:
-    """Watch the ranks of one attempt for hangs.
-
-    Attributes:
-        cause: The cause that a notice has named, as long as no rank has made progress since; None
-            otherwise.
-    """
+    """Watch the ranks of one attempt for hangs."""
 
     def __init__(
         self,
@@ -81,6 +76,7 @@ class Watch:
         self._looks: list[tuple[float, dict[int, Look]]] = []  # with their times, oldest first
         self._reported_ns = 0  # time of the last report; silent until there is progress again
         self._notice_key, self._notice_s = "", 0.0  # of the last notice
+        # the cause that a notice has named, as long as no rank has made progress since; else None
         self.cause: Finding | None = None
 
     def tick(self) -> Finding | None:
@@ -120,12 +116,7 @@ class Watch:
         }
 
     def _calls_for_a_look(self, now: float, *, late: bool) -> bool:
-        """Return whether this node wants a look at the ranks of all nodes now.
-
-        Args:
-            now: The time.
-            late: Whether a rank has made no progress for too long.
-        """
+        """Return whether this node wants a look at all ranks, one of which may be ``late``."""
         quiet = self._is_quiet()
         if not quiet and not self._someone_is_late(share=0.5):
             self._forget()
@@ -225,13 +216,7 @@ class Watch:
         return bool(self._reported_ns) and max(beats) <= self._reported_ns
 
     def _someone_is_late(self, *, share: float = 1.0) -> bool:
-        """Return whether a living rank has made no progress for too long.
-
-        False if that was already reported.
-
-        Args:
-            share: Fraction of the limit that counts as too long.
-        """
+        """Return whether a living rank exceeds this share of its limit, and nothing says so yet."""
         if self._was_reported():
             return False
         return any(

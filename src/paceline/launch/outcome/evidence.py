@@ -56,14 +56,13 @@ def failure_from(ours: Mapping[str, Any]) -> Failure:
     )
 
 
-def output_of(failure: Failure | None, file: Path | None, *, log: Path) -> str:
-    """Return the file to look into, for messages; empty if there is none.
-
-    Args:
-        failure: How the rank ended; the script may have redirected its traceback.
-        file: The file that has content; None if neither the log nor the file for a crash has.
-        log: The log, to which the launcher may still write the traceback.
-    """
+def output_of(
+    failure: Failure | None,  # the script may have redirected its traceback
+    file: Path | None,  # the log or the file for a crash, whichever has content
+    *,
+    log: Path,  # to which the launcher may still write the traceback
+) -> str:
+    """Return the file to look into, for messages; empty if there is none."""
     if failure is not None and failure.output:
         file = Path(failure.output)
     elif failure is not None and failure.unprinted:

@@ -255,11 +255,11 @@ def with_meeting_fix(finding: Finding, ends: Iterable[RankExit]) -> Finding:
 
 def with_start(finding: Finding, warnings: Iterable[Finding]) -> Finding:
     """Return the finding with what the start had found out about the network, if that is why."""
-    unreached = waiting.unreached_at_start(warnings)
-    if unreached is None or finding.name not in _NO_TRANSFER:
+    start = waiting.unreached_at_start(warnings)
+    if start is None or finding.name not in _NO_TRANSFER:
         return finding
-    evidence = (waiting.at_start(unreached), *finding.evidence)
-    return replace(finding, evidence=evidence, why=unreached.why, fix=unreached.fix)
+    evidence = (waiting.at_start(start), *finding.evidence)
+    return replace(finding, evidence=evidence, why=start.why, fix=start.fix)
 
 
 def _failed_too(end: RankExit) -> str:

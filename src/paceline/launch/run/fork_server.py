@@ -98,14 +98,11 @@ class ForkServer:
         return [json.loads(line) for line in lines]
 
     def close(self, *, leave: bool = False, streams: Sequence[Copy] = ()) -> None:
-        """End the fork server, and wait for it.
+        """End the fork server and all below it, and wait for it.
 
-        Args:
-            leave: Keep background processes that successful ranks have started, as torchrun does.
-                Otherwise every descendant of the ranks is ended.
-            streams: With ``leave``, the streams that background processes still write to. Their
-                output is copied as long as they live: writing into a pipe without a reader would
-                end them.
+        With ``leave``, background processes of successful ranks stay, as with torchrun. Of the
+        streams to which they write, output is copied as long as they live: without a reader,
+        writing would end them.
         """
         self._wake_up()
         if leave and streams:

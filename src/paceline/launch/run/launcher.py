@@ -282,9 +282,8 @@ class Launcher:
 
     def _is_broken(self, error: BaseException) -> bool:
         """Return whether an error is not the loss of the store, which this process may host."""
-        if self._peers.channel is None or report.is_from_stranger(error):
-            return True
-        return self._hosts_store and not isinstance(error, NodeLost)
+        hosts_store = self._hosts_store and not isinstance(error, NodeLost)
+        return self._peers.channel is None or hosts_store or report.is_from_stranger(error)
 
     @property
     def _hosts_store(self) -> bool:

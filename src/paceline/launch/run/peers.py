@@ -86,11 +86,9 @@ class Peers:
         return channel.exchange(content, until_s=until_s, linger=linger, give_up=give_up)
 
     def losses(self, nodes: Collection[int], *, store: bool = False) -> dict[str, Loss | None]:
-        """Return why nodes are lost, by their names; None for an unknown reason.
+        """Return why nodes are lost, by their names, first the host of the store if it is too.
 
-        Args:
-            nodes: Ranks of the lost nodes.
-            store: Whether the host of the run's store is lost too; it comes first.
+        The value is None for an unknown reason.
         """
         losses: dict[str, Loss | None] = {}
         if store:

@@ -245,11 +245,7 @@ class RankGroup(PContext):
         return self._context.counters.read(local) if self._context.counters else counters.NOTHING
 
     def look(self, *, quiet: bool = False) -> dict[int, Look]:
-        """Ask the living ranks where they are.
-
-        Args:
-            quiet: Send no signal to ranks that do not answer.
-        """
+        """Ask the living ranks where they are; if ``quiet``, without signals to silent ones."""
         port = next(iter(self.envs.values()), {}).get(env.MASTER_PORT, "")
         return stacks.look(
             *self._askable(), quiet=quiet, leave_out=[int(port)] if port.isdigit() else []
@@ -393,10 +389,7 @@ class RankGroup(PContext):
     def stop(self, why: str, *, settle: bool = False) -> None:
         """End the remaining ranks because one has failed: SIGTERM, and SIGKILL soon after.
 
-        Args:
-            why: The reason, for the records.
-            settle: First give other failing ranks a moment, if all failures so far look like
-                victims: the cause may follow.
+        With ``settle``, victims alone are given a moment first: the cause may follow.
         """
         if not self.attempt.looks and not self._cause_is_known():
             self.attempt.looks = self.look()  # their places explain a broken collective
@@ -418,10 +411,7 @@ class RankGroup(PContext):
         self._kill()
 
     def _interrupt(self, why: str, *, wait_s: float) -> None:
-        """Pass on SIGINT.
-
-        Ranks that are all in native waits, where Python cannot handle it, are ended at once.
-        """
+        """Pass on SIGINT; end ranks at once that are all in native waits, deaf to it."""
         before = self.attempt.looks = self.look()
         self._signal_living(signal.SIGINT, why)
         self._wait_for_end(_INTERRUPT_S)
@@ -431,10 +421,7 @@ class RankGroup(PContext):
         self._kill()
 
     def _is_deaf(self, local: int, before: Mapping[int, Look], after: Mapping[int, Look]) -> bool:
-        """Return whether a rank cannot handle SIGINT.
-
-        It is in the same place as before the signal, and has no handler of paceline's, which waits.
-        """
+        """Return whether a rank is where it was before SIGINT, without a handler that waits."""
         old, new = before.get(local), after.get(local)
         if old is None or new is None or not old.frames or self.counted(local).armed:
             return False

@@ -175,15 +175,14 @@ def test_ranks_in_copies_of_a_script_are_in_the_same_line(file, contents, name):
     assert judge(places, ended_after_s=1800.0).name == name
 
 
-@pytest.mark.parametrize(
-    ("ranks", "backend", "words"),
-    [
-        ((0, 1), "nccl", "NCCL_P2P_DISABLE=1"),
-        ((0, 1), "gloo", "src or dst"),
-        ((0, 3), "gloo", "let all TCP ports pass between the hosts"),
-        ((0, 1), "", "src or dst"),
-    ],
-)
+ADVICE = [
+    ((0, 1), "nccl", "NCCL_P2P_DISABLE=1"),
+    ((0, 1), "gloo", "src or dst"),
+    ((0, 3), "", "let all TCP ports pass between the hosts"),
+]
+
+
+@pytest.mark.parametrize(("ranks", "backend", "words"), ADVICE)
 def test_advice_about_nccl_is_for_nccl(ranks, backend, words):
     finding = judge([flying(rank, BACK, "broadcast", 3, backend=backend) for rank in ranks])
     assert words in finding.fix
