@@ -263,11 +263,8 @@ def test_the_cause_is_named_when_all_ranks_fail_within_a_second(command, attempt
     [("os._exit(0)", "RUN007"), ("dist.all_reduce(torch.ones(9)); time.sleep(60)", "RUN010")],
 )
 def test_a_victim_has_one_line_above_a_cause_that_raised_nothing(command, odd, cause):
-    command.script(
-        START
-        + "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        + f"if rank == 1:\n    {odd}\ndist.all_reduce(torch.ones(1))\n"
-    )
+    begin = START + "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    command.script(f"{begin}if rank == 1:\n    {odd}\ndist.all_reduce(torch.ones(1))\n")
     ended = command.run("--nproc-per-node", "2", "train.py")
     above, block = ended.err.split("── paceline")
     assert block.partition("\n")[2].startswith("likely cause: ") and cause in block

@@ -309,8 +309,7 @@ def _why_none_returns(waiting: Sequence[Position]) -> tuple[str, str]:
         )
     if len({position.host for position in waiting}) > 1:
         return (
-            "every rank has called it, so what fails is the transfer between the hosts, or the"
-            " ranks gave it other arguments",
+            "every rank has called it: the transfer between the hosts fails, or arguments differ",
             "let all TCP ports pass between the hosts (iptables -S INPUT shows rules); else "
             + _SAME_ARGUMENTS,
         )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.text.wording import named
+from paceline.text.wording import named, shorten
 
 # Kinds of places, and those in which a rank waits for other ranks.
 COLLECTIVE, BACKWARD, START, DATA, CODE = "collective", "backward", "start", "data", "code"
@@ -139,7 +139,7 @@ class Position:
             return self.doing
         inner = max(number for number, frame in enumerate(self.frames) if frame.user)
         frame, called = self.frames[inner], self.frames[inner + 1 : inner + 2]
-        doing = _qualified(called[0]) if called else _cut(frame.code)
+        doing = _qualified(called[0]) if called else shorten(frame.code, _SHOWN)
         within = f"{frame.function}, " if frame.function != "<module>" else ""
         return f"{doing or 'code'} ({within}{self.place})"
 
@@ -191,7 +191,7 @@ class Position:
         if kind == CODE:
             frame = next((frame for frame in reversed(self.frames) if frame.user), None)
             code = (frame.code or frame.function) if frame else ""
-            return [_cut(code)]
+            return [shorten(code, _SHOWN)]
         return [words]
 
 
@@ -227,10 +227,6 @@ def _qualified(frame: Frame) -> str:
     """Return a library's function with the file that it is in, ``subprocess.run``."""
     stem = os.path.splitext(os.path.basename(frame.file))[0]
     return frame.function if stem.startswith(("<", "__")) else f"{stem}.{frame.function}"
-
-
-def _cut(code: str) -> str:
-    return code if len(code) <= _SHOWN else f"{code[: _SHOWN - 1]}…"
 
 
 def classify(

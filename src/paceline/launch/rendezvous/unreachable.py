@@ -51,7 +51,7 @@ def judge(
     if head is not None and _is_elsewhere(mine, head):
         return resolves_differently(head, mine)
     if is_loopback(probe.address) and (not is_loopback(mine.name) or _are_apart(mine, head)):
-        return to_itself(mine, head)
+        return to_itself(mine, head if _are_apart(mine, head) else None)
     if head is not None and head.port != mine.port:
         line = (
             f"{head.words} is up and listens on port {head.port}, this node tries port {mine.port}"

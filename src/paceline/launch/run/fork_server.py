@@ -51,16 +51,9 @@ class ForkServer:
         self._received = b""
 
     def start(self, task: RankTask, *, stdout: int, stderr: int, files: Sequence[int] = ()) -> None:
-        """Start a rank with these descriptors as its stdout and stderr.
+        """Start a rank with these descriptors, ``files`` for ``crash``, ``stacks`` and ``report``.
 
-        Args:
-            task: The task of the rank.
-            stdout: Descriptor of its stdout.
-            stderr: Descriptor of its stderr.
-            files: Descriptors for the task's ``crash``, ``stacks`` and ``report``; may be empty.
-
-        Raises:
-            OSError: The fork server is gone.
+        Raises OSError if the fork server is gone.
         """
         self._hand_over(
             {"do": "start", "task": task.to_json(), "files": len(files)}, [stdout, stderr, *files]

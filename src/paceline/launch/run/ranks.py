@@ -109,7 +109,8 @@ class RankGroup(PContext):
                 )
             finally:
                 for handle in {out, err}:
-                    _close_quietly(handle)
+                    with contextlib.suppress(OSError):
+                        os.close(handle)
         deadline = time.monotonic() + 60
         while len(attempt.pids) < len(attempt.ranks) and time.monotonic() < deadline:
             self._listen(0.5)
@@ -485,8 +486,3 @@ class RankGroup(PContext):
             else:
                 self._end_living(death_sig, why, wait_s=wait_s)
         self._closed = True
-
-
-def _close_quietly(handle: int) -> None:
-    with contextlib.suppress(OSError):
-        os.close(handle)

@@ -330,22 +330,14 @@ def test_a_run_that_could_not_start(kind, status):
     assert report.lines == finding.render().splitlines()
 
 
-class RendezvousTimeoutError(Exception):
-    """As torch elastic names it."""
-
-
-STATE = type("RendezvousStateError", (Exception,), {})  # as torch elastic names it, too
+STATE, TIMEOUT = (type(f"Rendezvous{kind}Error", (Exception,), {}) for kind in ("State", "Timeout"))
 
 
 @pytest.mark.parametrize(
     ("error", "name", "says"),
     [
-        (
-            EOFError("the process that starts ranks is gone"),
-            "agent-died",
-            "starts the ranks was killed",
-        ),
-        (RendezvousTimeoutError(), "rendezvous-timeout", "not enough nodes"),
+        (EOFError("gone"), "agent-died", "starts the ranks was killed"),
+        (TIMEOUT(), "rendezvous-timeout", "not enough nodes"),
         (STATE("corrupt"), "port-held-by-other", "signed paceline/stop"),
         (RuntimeError("Broken pipe\nframe #0"), "launcher-fault", "RuntimeError: Broken pipe"),
         (KeyError("x"), "launcher-fault", "please report"),
