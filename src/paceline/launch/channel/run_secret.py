@@ -74,11 +74,9 @@ class SharedFile:
         """Whether other machines see the folder."""
         import psutil
 
-        path = self._path.absolute()
-        disks = psutil.disk_partitions(all=True)
-        holding = [disk for disk in disks if path.is_relative_to(disk.mountpoint)]
-        innermost = max(holding, key=lambda disk: len(disk.mountpoint), default=None)
-        return innermost is not None and innermost.fstype.startswith(_OF_NETWORKS)
+        kinds = {disk.mountpoint: disk.fstype for disk in psutil.disk_partitions(all=True)}
+        mounts = [mount for mount in kinds if self._path.absolute().is_relative_to(mount)]
+        return kinds.get(max(mounts, key=len, default=""), "").startswith(_OF_NETWORKS)
 
     def create(self) -> bytes:
         """Write a new secret; return an empty one if the folder is not writable."""

@@ -174,10 +174,10 @@ class Position:
 
     def alike(self, *, numbered: bool) -> str:
         """Return ``doing`` with files named by their content, which copies of a script share."""
-        by_content = [
-            replace(frame, file=self.content) if frame.user else frame for frame in self.frames
-        ]
-        frames = tuple(by_content) if self.content else self.frames
+        frames = tuple(
+            replace(frame, file=self.content or frame.file) if frame.user else frame
+            for frame in self.frames
+        )
         return replace(self, frames=frames, seq=self.seq if numbered else -1).doing
 
     def _words(self) -> list[str]:

@@ -166,8 +166,8 @@ def _failed(run: Run) -> Report:
     blamed = named(verdict.causes) if verdict.causes else ", ".join(verdict.lost)
     if verdict.label:
         blamed = "the cause below"
-    findings = [verdict.finding, *run.noticed]
-    return Report(EXIT_FAILED, lines, findings, blamed=blamed, causes=verdict.causes)
+    found = [verdict.finding, *run.noticed]
+    return Report(EXIT_FAILED, lines, found, blamed=blamed, causes=verdict.causes)
 
 
 def _ignored(run: Run) -> tuple[str, ...]:

@@ -153,10 +153,9 @@ def _failed_collective(
 
 def _last_position(end: RankExit) -> Position:
     """Return where a rank was at its end; a rank whose wait has timed out was still waiting."""
-    said = str(error_texts(end)).lower()
     position = end.position or Position(end.rank)
-    backend = next((name for name in ("nccl", "gloo") if name in said), position.backend)
-    position = replace(position, backend=backend)
+    if "nccl" in str(error_texts(end)).lower():
+        position = replace(position, backend="nccl")
     if position.waits or not texts_about(end, "collective-timeout"):
         return position
     line = next((frame.code for frame in reversed(position.frames) if frame.user), "")

@@ -50,8 +50,9 @@ def judge(
         return replace(finding, what=f"the head's name {mine.name} does not resolve on {mine.host}")
     if head is not None and _is_elsewhere(mine, head):
         return resolves_differently(head, mine)
-    if is_loopback(probe.address) and (not is_loopback(mine.name) or _are_apart(mine, head)):
-        return to_itself(mine, head if _are_apart(mine, head) else None)
+    apart = head if head is not None and _are_apart(mine, head) else None
+    if is_loopback(probe.address) and (apart is not None or not is_loopback(mine.name)):
+        return to_itself(mine, apart)
     if head is not None and head.port != mine.port:
         line = (
             f"{head.words} is up and listens on port {head.port}, this node tries port {mine.port}"
@@ -141,12 +142,10 @@ def to_itself(node: Note, head: Note | None = None) -> Finding:
     )
 
 
-def _are_apart(node: Note, head: Note | None) -> bool:
+def _are_apart(one: Note, other: Note) -> bool:
     """Return whether two nodes are on different hosts, by their names or all their addresses."""
-    if head is None or node.host != head.host:
-        return head is not None
-    has_addresses = bool(node.addresses and head.addresses)
-    return has_addresses and set(node.addresses).isdisjoint(head.addresses)
+    addresses, others = set(one.addresses), set(other.addresses)
+    return one.host != other.host or bool(addresses and others and addresses.isdisjoint(others))
 
 
 def _misled(notes: Sequence[Note]) -> Finding | None:

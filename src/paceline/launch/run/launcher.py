@@ -355,7 +355,7 @@ class Launcher:
         return report.Run(
             folder=display_path(folder.run_dir.root),
             stops=stops,
-            ignored=meeting.signing.ignored,
+            ignored=sorted(meeting.signing.ignored),
             resume_command=resume_command(folder.run_dir, self._options, self._plan, self._task),
             last=evidence.last_checkpoint(folder.run_dir.checkpoints),
             grace_s=self._plan.grace_s,

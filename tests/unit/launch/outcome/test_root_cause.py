@@ -55,7 +55,7 @@ REFUSED = GLOO + "pair.cc:224] connect [127.0.1.1]:4127: Connection refused"
 TIMED_OUT = (
     GLOO + "unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete"
 )
-NOT_REACHED = GLOO + "pair.cc:152] timed out connecting: SO_ERROR: Connection {}, remote=[10.0.0.1]"
+NOT_REACHED = GLOO + "pair.cc:152] timed out connecting: SO_ERROR: Connection timed out, remote="
 MONITORED = (
     "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 1000 ms\n Original exception: \n"
     + TIMED_OUT
@@ -217,9 +217,8 @@ def fine(rank):
         ("RuntimeError", REFUSED, own(), VICTIM),
         ("RuntimeError", TIMED_OUT, IN_BACKWARD, SUSPECT),
         ("RuntimeError", MONITORED, IN_COLLECTIVE, SUSPECT),
-        ("RuntimeError", NOT_REACHED.format("timed out"), own(), SUSPECT),
+        ("RuntimeError", NOT_REACHED, own(), SUSPECT),
         ("RuntimeError", GLOO + "pair.h:311] Connect timeout [67.16.1.0]", own(), SUSPECT),
-        ("RuntimeError", NOT_REACHED.format("refused"), own(), VICTIM),
         ("RuntimeError", DETAIL, IN_COLLECTIVE, SUSPECT),
         ("DistNetworkError", "Broken pipe", IN_COLLECTIVE, VICTIM),
         ("DistNetworkError", "failed to recv, got 0 bytes", own(), VICTIM),
@@ -758,7 +757,7 @@ def test_ranks_that_failed_in_the_same_way_are_folded():
 
 def test_copies_of_a_script_fail_in_the_same_way():
     both = [raised(frames=own(file=f"{folder}/train.py")) for folder in ("/home/me", "/scratch")]
-    places = [Position(rank, frames=both[rank].frames, content="abc") for rank in range(2)]
+    places = [Position(0, frames=failure.frames, content="abc") for failure in both]
     ends = [end(rank, failure=both[rank], position=places[rank]) for rank in range(2)]
     assert seen(judge(ends)) == (USER, (0, 1), ())
 

@@ -212,7 +212,7 @@ def test_an_interface_that_leads_nowhere():
 
 def test_where_no_interface_works_there_is_a_warning():
     """Addresses may be translated: the store was reached all the same."""
-    nodes = [node(rank) for rank in range(2)]
+    nodes = [node(0), node(1)]
     (finding,) = interfaces.judge(nodes, reached(*nodes, dead=("eth0",)))
     assert (finding.name, finding.severity) == ("interface-not-routed", "warning")
 
