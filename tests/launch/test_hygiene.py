@@ -57,6 +57,7 @@ def busy(command, how, *options, method="fork", ranks=2):
 )
 def test_ranks_may_end_by_themselves_and_nothing_is_left(command, signum, status):
     running = busy(command, "polite")
+    os.kill(int((command.folder / "ready-1").read_text()), signal.SIGSTOP)  # by somebody
     running.signal(signum)
     ended = running.wait()
     assert ended.status == status, ended.err

@@ -65,6 +65,11 @@ def open_files(pid: int) -> dict[str, str]:
     return targets
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped a process; False if the system does not show it."""
+    return status(pid).get("State", "")[:1] == "T"
+
+
 def own_bytes(pid: int) -> int:
     """Return the memory that a process has allocated, without files that it maps; 0 if unknown."""
     words = status(pid).get("RssAnon", "").split()  # "1024 kB", on Linux

@@ -102,7 +102,7 @@ class Signing:
         self._numbers = itertools.count(1)
         self._newest: dict[tuple[str, str], int] = {}  # by key and sender
         self._old_since_s: dict[tuple[str, str, int], float] = {}
-        self._ignored: set[str] = set()
+        self.ignored: set[str] = set()  # kinds of messages that nobody of the run has signed
         self._lock = threading.Lock()
 
     @property
@@ -159,7 +159,7 @@ class Signing:
     def _report(self, key: str) -> None:
         kind = key.rpartition("|")[2].rstrip("0123456789").rstrip("/")
         with self._lock:
-            is_new = kind not in self._ignored
-            self._ignored.add(kind)
+            is_new = kind not in self.ignored
+            self.ignored.add(kind)
         if is_new:
             self._on_ignored(kind)

@@ -35,6 +35,8 @@ _WAITS = tuple(
             "collective-timeout",
             (
                 texts.GLOO_TIMEOUT,
+                # a refusal is of a lost peer
+                r"timed out connecting: SO_ERROR: (?!Connection re)|gloo/\S+\] Connect timeout",
                 texts.NCCL_TIMEOUT,
                 texts.BARRIER_TIMEOUT,
                 texts.STORE_WAIT_TIMEOUT,

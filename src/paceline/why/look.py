@@ -297,6 +297,7 @@ def _position(rank: RankProcess, samples: Sequence[Sample], motion: str) -> Posi
         late_alone=True,
         still=motion == rank_state.STILL,
         frames=_shortened(look.frames, folder),
+        content=stacks.content_of(look.frames),
         worker=(
             _short(stacks.worker_place(rank.pid, _frame_reader(folder)), folder) if in_data else ""
         ),

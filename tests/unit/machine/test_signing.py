@@ -124,8 +124,8 @@ def test_a_message_of_one_attempt_does_not_hold_in_the_next(raw):
 IDENTITY = {"token": "t", "host": "head", "run_name": "one", "run_id": "none", "script": "train.py"}
 
 
-def settings(**values):
-    return Options("train.py", nnodes=(2, 2), **values)
+def settings(nnodes=(2, 2), **values):
+    return Options("train.py", nnodes=nnodes, **values)
 
 
 def test_a_secret_is_read_from_a_file_that_others_cannot_read(tmp_path):
@@ -168,17 +168,30 @@ def test_the_heads_file_is_found_by_the_token_and_goes_with_the_run(tmp_path):
     head = SharedFile(folder, "t")
     identity = run_secret.signed_identity(IDENTITY, secret := head.create(), "shared")
     assert len(secret) == 64
-    assert run_secret.of_run(identity, b"", SharedFile(folder, "t"), place="head:1") == secret
-    assert (
-        run_secret.of_run(identity, b"", SharedFile(tmp_path / "elsewhere", "t"), place="head:1")
-        == b""
-    )
+    here, other = SharedFile(folder, "t"), SharedFile(tmp_path / "elsewhere", "t")
+    assert run_secret.of_run(identity, b"", here, place="head:1") == secret
+    assert run_secret.of_run(identity, b"", other, place="head:1") == b""
     with pytest.raises(RunError):  # somebody has led the node to another run's folder
-        run_secret.of_run(
-            {**identity, "run_name": "two"}, b"", SharedFile(folder, "t"), place="head:1"
-        )
+        run_secret.of_run({**identity, "run_name": "two"}, b"", here, place="head:1")
     head.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "signs"),
+    [
+        ("ext4", (1, 4), False),
+        ("nfs4", (1, 4), True),
+        ("ext4", (2, 2), True),
+        ("nfs", (1, 1), False),
+    ],
+)
+def test_a_range_of_nodes_has_a_secret_on_a_network(tmp_path, monkeypatch, kind, nodes, signs):
+    disks = [SimpleNamespace(mountpoint="/", fstype="xfs")]
+    disks.append(SimpleNamespace(mountpoint=str(tmp_path), fstype=kind))
+    monkeypatch.setattr("psutil.disk_partitions", lambda all: disks)
+    shared = SharedFile(tmp_path / ".roll-call", "t")
+    assert bool(run_secret.of_head(settings(nodes), IDENTITY, b"", shared)[1]) == signs
 
 
 @pytest.mark.parametrize("name", ["../../tmp/evil", "/tmp/evil", "..", "", "a/b"])

@@ -28,6 +28,8 @@ from paceline.rundir.files import read_secret, write_secret
 GIVEN, SHARED = "given", "shared"
 _LEAST = 16  # characters
 _KEY = "identity"
+# Beginnings of the types of file systems that several machines see.
+_OF_NETWORKS = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "fuse.sshfs", "wekafs")
 
 
 def given(options: Options) -> bytes:
@@ -68,6 +70,15 @@ class SharedFile:
         self._path = folder / f"{public_form(token)}.secret"
         self._new_folders: list[Path] = []  # the innermost first
 
+    @property
+    def is_on_network(self) -> bool:
+        """Whether other machines see the folder."""
+        import psutil
+
+        kinds = {disk.mountpoint: disk.fstype for disk in psutil.disk_partitions(all=True)}
+        mounts = [mount for mount in kinds if self._path.absolute().is_relative_to(mount)]
+        return kinds.get(max(mounts, key=len, default=""), "").startswith(_OF_NETWORKS)
+
     def create(self) -> bytes:
         """Write a new secret; return an empty one if the folder is not writable."""
         text = secrets.token_hex(32)
@@ -105,13 +116,14 @@ def of_head(
 ) -> tuple[dict[str, Any], bytes]:
     """Return the identity that the head publishes, and the run's secret; empty without a secret.
 
-    The head creates a secret only if the roll call shows whether all nodes have found it. A node
-    that torch admits later may not find it, and the others would ignore what it writes.
+    The head creates a secret if the roll call shows whether all nodes have found it, or if nodes
+    that torch admits later find it on a network's file system.
     """
     if mine:
         return signed_identity(identity, mine, GIVEN), mine
-    may_share = options.min_nodes == options.max_nodes > 1 and not options.no_check
-    secret = shared.create() if may_share else b""
+    is_fixed = options.min_nodes == options.max_nodes
+    may_share = options.max_nodes > 1 and (is_fixed or shared.is_on_network)
+    secret = shared.create() if may_share and not options.no_check else b""
     return signed_identity(identity, secret, SHARED), secret
 
 

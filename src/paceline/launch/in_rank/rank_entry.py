@@ -339,7 +339,7 @@ def _show(error: BaseException) -> None:
 
 
 def _follows(error: BaseException) -> bool:
-    """Return whether an exception says that another rank has gone.
+    """Return whether an exception says that another rank has gone, did not come, or differs.
 
     The launcher prints it once it knows why, because it would bury the cause on the console. A hook
     of the script's own is never left out.
@@ -352,7 +352,7 @@ def _follows(error: BaseException) -> bool:
 
     text = f"{type(error).__name__}: {error}".replace("\n", " ")
     verdict = rank_errors.read(text)
-    return verdict.has_lost_peer and not (verdict.wait or verdict.own_fault)
+    return (verdict.has_lost_peer or bool(verdict.wait)) and not verdict.own_fault
 
 
 def _users_part(trace: types.TracebackType | None) -> types.TracebackType | None:

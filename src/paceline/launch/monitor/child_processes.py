@@ -95,11 +95,6 @@ class ChildProcess:
         return self.state in ("Z", "X")
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped it."""
-        return self.state in ("T", "t")
-
-    @property
     def in_futex(self) -> bool:
         """Whether it waits in a futex, as locks do."""
         if self.state != "S":

@@ -41,8 +41,7 @@ def stack(
 ) -> tuple[Frame, ...]:
     """Return the main thread's stack, outermost first; empty without py-spy or its rights."""
     dumped, _ = threads(pid, limit_s=limit_s)
-    main = main_thread(pid, dumped)
-    return tuple(read_frame(*frame) for frame in main)
+    return tuple(read_frame(*frame) for frame in main_thread(pid, dumped))
 
 
 def threads(

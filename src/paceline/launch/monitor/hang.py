@@ -6,13 +6,12 @@ rank that has not reached it, or is in another one, is.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from paceline import deadlines
 from paceline.errors import Finding
-from paceline.launch.monitor.position import DATA, Position, kinship, shown_path
+from paceline.launch.monitor.position import DATA, Position, grouped, kinship, shown_path
 from paceline.launch.monitor.proof import Call, HangProof, difference, odd_pair
 from paceline.launch.monitor.waiting import longer
 from paceline.text.wording import duration, few_lines, has_or_have, is_or_are, named, wait_or_waits
@@ -31,6 +30,7 @@ SAME_SIZE = (
     "the tensors of all ranks must have one shape and dtype: pad or cast them, or gather their"
     " sizes first"
 )
+_SAME_ARGUMENTS = "compare what the ranks give that call: src or dst, group, shape, dtype"
 _USUAL_STEPS = 10  # a rank without progress for this many usual steps gets a notice
 
 
@@ -92,7 +92,7 @@ def _judge_waiting(
     ended = [position for position in positions if position.ended]
     if waiting and ended:
         return _some_have_ended(ended, waiting, positions)
-    if len(_groups(waiting)) > 1:
+    if len(grouped(waiting)) > 1:
         return _different(waiting, positions)
     all_wait = len(waiting) == len(positions) > 1
     return _all_together(waiting) if all_wait and not broken else None
@@ -250,7 +250,7 @@ def _conditional(guarded: Sequence[Position], positions: Sequence[Position]) -> 
 
 
 def _different(waiting: Sequence[Position], positions: Sequence[Position]) -> Finding:
-    groups = _groups(waiting)
+    groups = grouped(waiting)
     smallest = min(groups, key=len)
     rest = next(group for group in groups if group is not smallest)
     return Finding(
@@ -288,32 +288,37 @@ def _all_together(waiting: Sequence[Position]) -> Finding:
     least = min(position.seq for position in waiting)
     behind = [position for position in waiting if position.seq == least]
     lagging = f"; {_ranks(behind)} the furthest behind" if len(behind) < len(waiting) else ""
+    why, fix = _why_none_returns(waiting)
     return Finding(
         "collective-timeout",
-        "all ranks wait in the same collective for"
-        f" {min(position.idle_s for position in waiting):.0f} s: {waiting[0].doing}{lagging}",
+        f"all ranks wait in the same collective{_for(waiting).removeprefix(',')}:"
+        f" {waiting[0].doing}{lagging}",
         where=_where(waiting),
         evidence=_lines(waiting),
-        why="every rank has called it, so what fails is the transfer: network, NCCL, a GPU",
-        fix="try --nccl-debug, and NCCL_P2P_DISABLE=1 if GPUs share a node",
+        why=why,
+        fix=fix,
     )
 
 
-def _groups(positions: Iterable[Position]) -> list[list[Position]]:
-    """Group positions by what the ranks do and where, in the order of the ranks."""
-    ordered = sorted(positions, key=lambda position: position.rank)
-    # each process group has its own sequence numbers, which cannot be compared between groups
-    one_group = len({position.group for position in ordered if position.flying}) < 2
-    groups: dict[str, list[Position]] = {}
-    for position in ordered:
-        action = position.doing if one_group else re.sub(r" #\d+", "", position.doing)
-        groups.setdefault(action, []).append(position)
-    return list(groups.values())
+def _why_none_returns(waiting: Sequence[Position]) -> tuple[str, str]:
+    """Return why a collective that all ranks have called may not return, and what to try."""
+    if any(position.backend == "nccl" for position in waiting):
+        return (
+            "every rank has called it, so what fails is the transfer: network, NCCL, a GPU",
+            "try --nccl-debug, and NCCL_P2P_DISABLE=1 if GPUs share a node",
+        )
+    if len({position.host for position in waiting}) > 1:
+        return (
+            "every rank has called it: the transfer between the hosts fails, or arguments differ",
+            "let all TCP ports pass between the hosts (iptables -S INPUT shows rules); else "
+            + _SAME_ARGUMENTS,
+        )
+    return "every rank has called it, likely with other arguments", _SAME_ARGUMENTS
 
 
 def _lines(positions: Sequence[Position]) -> tuple[str, ...]:
     """Return a line for each group, at most four: ``ranks 0-2: all_reduce #812, train.py:91``."""
-    groups = sorted(_groups(positions), key=len)
+    groups = sorted(grouped(positions), key=len)
     lines = [
         f"{_with_host(group)}: {group[0].doing}{_for(group)}{_batches(group)}" for group in groups
     ]

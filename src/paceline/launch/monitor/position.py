@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from paceline.text.wording import named
+from paceline.text.wording import named, shorten
 
 # Kinds of places, and those in which a rank waits for other ranks.
 COLLECTIVE, BACKWARD, START, DATA, CODE = "collective", "backward", "start", "data", "code"
@@ -74,6 +74,7 @@ class Position:
     ended: bool = False  # its script has ended
     # its main thread's stack, outermost first; empty if it is not visible
     frames: tuple[Frame, ...] = ()
+    content: str = ""  # hash of the file of the user's innermost frame; empty if it is not readable
     worker: str = ""  # place of the user's code in the DataLoader worker that it waits for, as text
     # the ``if`` around its place that chooses ranks, as text; empty if there is none
     guard: str = ""
@@ -82,6 +83,7 @@ class Position:
     group: str = ""  # the process group of that collective
     called: str = ""  # the same with what it sends: ``all_reduce #1 of 3 elements (Float)``
     group_name: str = ""  # what the script calls that group
+    backend: str = ""  # ``gloo`` or ``nccl``, which that collective uses; empty if unknown
     members: tuple[int, ...] = ()  # global ranks of that group; empty if unknown
     peer: int = -1  # the rank that it sends to or receives from; -1 for none
     timeout_s: float = 0.0  # timeout of that collective, as set by the script; 0 if unknown
@@ -137,7 +139,7 @@ class Position:
             return self.doing
         inner = max(number for number, frame in enumerate(self.frames) if frame.user)
         frame, called = self.frames[inner], self.frames[inner + 1 : inner + 2]
-        doing = _qualified(called[0]) if called else _cut(frame.code)
+        doing = _qualified(called[0]) if called else shorten(frame.code, _SHOWN)
         within = f"{frame.function}, " if frame.function != "<module>" else ""
         return f"{doing or 'code'} ({within}{self.place})"
 
@@ -170,6 +172,14 @@ class Position:
         at = f" at {place}" if place else ""
         return f"been stuck {since}{within}{at}"
 
+    def alike(self, *, numbered: bool) -> str:
+        """Return ``doing`` with files named by their content, which copies of a script share."""
+        frames = tuple(
+            replace(frame, file=self.content or frame.file) if frame.user else frame
+            for frame in self.frames
+        )
+        return replace(self, frames=frames, seq=self.seq if numbered else -1).doing
+
     def _words(self) -> list[str]:
         kind, words = classify(self.frames)
         if self.is_between_two:
@@ -181,8 +191,21 @@ class Position:
         if kind == CODE:
             frame = next((frame for frame in reversed(self.frames) if frame.user), None)
             code = (frame.code or frame.function) if frame else ""
-            return [_cut(code)]
+            return [shorten(code, _SHOWN)]
         return [words]
+
+
+def grouped(positions: Iterable[Position]) -> list[list[Position]]:
+    """Group positions by what the ranks do and where, in the order of the ranks."""
+    ordered = sorted(positions, key=lambda position: position.rank)
+    # each process group has its own sequence numbers, which cannot be compared between groups
+    one_group = len({position.group for position in ordered if position.flying}) < 2
+    by_text: dict[str, str] = {}  # ranks whose places look alike are never said to differ
+    groups: dict[str, list[Position]] = {}
+    for position in ordered:
+        action = by_text.setdefault(position.doing, position.alike(numbered=one_group))
+        groups.setdefault(action, []).append(position)
+    return list(groups.values())
 
 
 def kinship(absent: Sequence[Position], waiting: Sequence[Position]) -> str:
@@ -204,10 +227,6 @@ def _qualified(frame: Frame) -> str:
     """Return a library's function with the file that it is in, ``subprocess.run``."""
     stem = os.path.splitext(os.path.basename(frame.file))[0]
     return frame.function if stem.startswith(("<", "__")) else f"{stem}.{frame.function}"
-
-
-def _cut(code: str) -> str:
-    return code if len(code) <= _SHOWN else f"{code[: _SHOWN - 1]}…"
 
 
 def classify(

@@ -8,6 +8,7 @@ responder does not answer, and ``is_harmless`` says that nothing notices. Childr
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import linecache
@@ -389,6 +390,13 @@ def _frame(file: str, line: int, function: str) -> Frame:
     return Frame(
         file, line, function, code=linecache.getline(file, line).strip(), user=is_users(file)
     )
+
+
+def content_of(frames: Sequence[Frame]) -> str:
+    """Return a hash of the file of the user's innermost frame; empty if it is not readable."""
+    file = next((frame.file for frame in reversed(frames) if frame.user), "")
+    text = "".join(linecache.getlines(file))
+    return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
 
 def _guard(frames: tuple[Frame, ...]) -> str:

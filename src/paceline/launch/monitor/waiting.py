@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.errors import Notice
-from paceline.launch.monitor.position import STOPPED, UNKILLABLE, Position, kinship
+from paceline.errors import Finding, Notice
+from paceline.launch.monitor.position import STOPPED, UNKILLABLE, Position, grouped, kinship
 from paceline.text.wording import duration, few_lines, has_or_have, is_or_are, named
 
 _LINES = 4
@@ -59,13 +59,27 @@ def outlived(positions: Sequence[Position]) -> Picture | None:
 
 def picture(
     positions: Sequence[Position],  # positions of all ranks, for which ``hang.hangs`` is true
+    *,
+    unreached: Finding | None = None,  # that data of other nodes does not arrive, by the start
 ) -> Picture | None:
     """Return the picture of ranks that make no progress; None if they are transferring data."""
     seen = _picture(positions)
-    died = [f"in rank {each.rank}, {text}" for each in positions for text in each.threads]
-    if seen is None or not died:
+    more = [f"in rank {each.rank}, {text}" for each in positions for text in each.threads][:2]
+    if unreached is not None and all(each.waits or each.ended for each in positions):
+        more += [at_start(unreached), unreached.advice]
+    if seen is None or not more:
         return seen
-    return replace(seen, notice=replace(seen.notice, details=(*seen.notice.details, *died[:2])))
+    return replace(seen, notice=replace(seen.notice, details=(*seen.notice.details, *more)))
+
+
+def unreached_at_start(warnings: Iterable[Finding]) -> Finding | None:
+    """Return the start's warning that data of other nodes does not arrive; None without one."""
+    return next((each for each in warnings if each.name == "interface-not-routed"), None)
+
+
+def at_start(finding: Finding) -> str:
+    """Return a finding of the start in a line, as evidence for what followed."""
+    return f"known since the start: {finding.what} [{finding.code}]"
 
 
 def _picture(positions: Sequence[Position]) -> Picture | None:
@@ -104,11 +118,10 @@ def _all_wait(waiting: Sequence[Position], positions: Sequence[Position]) -> Pic
     ended = [position.rank for position in positions if position.ended]
     words = "in the same collective" if together else "for each other"
     after = f"; {named(ended)} {has_or_have(ended)} ended" if ended else ""
-    doings = {
-        position.doing: [other.rank for other in waiting if other.doing == position.doing]
-        for position in waiting
-    }
-    lines = [f"{named(ranks)}: {doing}" for doing, ranks in doings.items()]
+    lines = [
+        f"{named(position.rank for position in group)}: {group[0].doing}"
+        for group in grouped(waiting)
+    ]
     notice = Notice(
         f"{_wait(waiting)} {words} for {since_s:.0f} s (hang?){after}",
         few_lines(lines, _LINES),

@@ -48,12 +48,7 @@ class WatchVerdict:
 
 
 class Watch:
-    """Watch the ranks of one attempt for hangs.
-
-    Attributes:
-        cause: The cause that a notice has named, as long as no rank has made progress since; None
-            otherwise.
-    """
+    """Watch the ranks of one attempt for hangs."""
 
     def __init__(
         self,
@@ -66,7 +61,9 @@ class Watch:
         inform: Callable[[Notice], None],  # prints a notice
         # returns NCCL's own report of a hang, None where ranks do not use NCCL
         ask_nccl: Callable[[], list[str]] | None = None,
+        unreached: Finding | None = None,  # that data of other nodes does not arrive, by the start
     ) -> None:
+        self._unreached = unreached
         self._group, self._channel = group, channel
         self._requested_s, self._ask_nccl = requested_s, ask_nccl
         self._give_up, self._inform = give_up, inform
@@ -79,6 +76,7 @@ class Watch:
         self._looks: list[tuple[float, dict[int, Look]]] = []  # with their times, oldest first
         self._reported_ns = 0  # time of the last report; silent until there is progress again
         self._notice_key, self._notice_s = "", 0.0  # of the last notice
+        # the cause that a notice has named, as long as no rank has made progress since; else None
         self.cause: Finding | None = None
 
     def tick(self) -> Finding | None:
@@ -327,7 +325,9 @@ class Watch:
         cause = hang.judge(positions, uneven=uneven)
         if self._requested_s is not None:
             return WatchVerdict(self._with_nccl(cause))
-        picture = waiting.stopped(positions) or waiting.picture(positions)
+        picture = waiting.stopped(positions) or waiting.picture(
+            positions, unreached=self._unreached
+        )
         return WatchVerdict(picture=picture, cause=cause if picture is not None else None)
 
     def _with_nccl(self, finding: Finding | None) -> Finding | None:

@@ -46,10 +46,8 @@ def _label(verdict: Verdict) -> str:
 
     An exception that was seen is a cause; every other cause is inferred and called likely.
     """
-    if verdict.hung:
-        return "hang: "
-    if not verdict.causes:
-        return ""
+    if verdict.label or not verdict.causes:
+        return verdict.label
     end = verdict.end
     has_exception = end is not None and end.failure is not None and weigh(end) == CAUSE
     return "cause: " if has_exception else "likely cause: "

@@ -72,10 +72,7 @@ def explain(end: RankExit, *, causes: tuple[int, ...], num_ranks: int) -> Findin
 
 def explain_victims(first: RankExit) -> Finding:
     """Return the finding if only victims are visible; ``first`` was the first to notice."""
-    message = first.failure.message.strip() if first.failure else ""
-    error = (
-        f": {first.failure.type}: {message.splitlines()[0]}" if first.failure and message else ""
-    )
+    error = f": {first.failure.headline}" if first.failure else ""
     return Finding(
         "peer-rank-died",
         f"only ranks that lost another one are visible; rank {first.rank} was the first to"
@@ -208,8 +205,9 @@ def _message(end: RankExit, failure: Failure) -> tuple[str, list[str]]:
     if caught:
         text, place_in_worker = _inside_worker(failure.message, caught[1])
         return text, [place_in_worker] if place_in_worker else place
-    first_line, *more = failure.message.strip().splitlines() or [""]
-    return first_line, [*place, *(line.strip() for line in more[:2] if line.strip())]
+    more = failure.message.strip().splitlines()[1:3]
+    lines = [line.strip() for line in more if line.strip() not in ("", "Last error:")]
+    return failure.first_line, [*place, *lines]
 
 
 def _describe(failure: Failure, text: str, *, ranks: str) -> str:

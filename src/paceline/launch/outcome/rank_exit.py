@@ -17,6 +17,7 @@ _CHAIN = re.compile(
     r"\n(?:The above exception was the direct cause of|During handling of the above exception,"
     r" another exception)"
 )
+_LAST_ERROR = re.compile(r"\bNCCL\b[\s\S]*^Last error:\s*(\S.*)", re.M)
 # Exceptions that programs raise and handle in normal operation; no failure begins with one.
 _CONTROL_FLOW = re.compile(r"(?:[\w.]+\.)?(?:StopIteration|StopAsyncIteration|Empty)(?::|$)")
 # Signals of crashes in the interpreter's teardown, when the script has ended.
@@ -43,10 +44,15 @@ class Failure:
         return next((frame for frame in reversed(self.frames) if frame.user), None)
 
     @property
+    def first_line(self) -> str:
+        """The first line of its message; of NCCL's, the one after ``Last error:``, the reason."""
+        said = _LAST_ERROR.search(self.message)
+        return said[1] if said else next(iter(self.message.strip().splitlines()), "")
+
+    @property
     def headline(self) -> str:
         """Its type and the first line of its message."""
-        first_line = next(iter(self.message.splitlines()), "")
-        return shorten(f"{self.type}: {first_line}", 1000).rstrip(": ")
+        return shorten(f"{self.type}: {self.first_line}", 1000).rstrip(": ")
 
     @property
     def chained(self) -> bool:

@@ -19,7 +19,7 @@ from paceline.launch.outcome.rank_exit import RankExit
 from paceline.launch.outcome.resume import Checkpoint, ResumeCommand
 from paceline.machine import agreement
 from paceline.text.secret_texts import hidden_in
-from paceline.text.wording import fold, named, shorten
+from paceline.text.wording import few, fold, named, shorten
 
 # Codes of faults that loading the checkpoint again would meet again.
 _CHECKPOINT = "CKP"
@@ -40,6 +40,7 @@ class Report:
     findings: list[Finding] = field(default_factory=list)  # all findings about the run
     summary: dict[str, Any] = field(default_factory=dict)  # figures of a run that succeeded
     blamed: str = ""  # the ranks or nodes that failed first, in words; empty if unknown
+    causes: Sequence[int] = ()  # these ranks
 
     def to_json(self) -> dict[str, Any]:
         """Return the data that ``--json`` prints."""
@@ -84,6 +85,7 @@ class Run:
     ends: Sequence[RankExit] = ()  # the exits of all ranks of all nodes that sent an account
     folder: str = ""  # the run folder; empty if there is none
     lost: Sequence[str] = ()  # lost nodes, in words
+    ignored: Sequence[str] = ()  # kinds of messages in the store that nobody of the run has signed
     losses: Mapping[str, Loss] = field(default_factory=dict)  # why they are lost, by the same words
     stops: Sequence[Stop] = ()  # signals that launchers received
     attempts: int = 1  # number of attempts
@@ -148,10 +150,13 @@ def _failed(run: Run) -> Report:
         noticed=run.noticed_hang,
         counters=run.counters,
     )
-    finding = root_cause.with_meeting_fix(verdict.finding, run.ends)
+    finding = root_cause.with_start(verdict.finding, run.noticed)
+    finding = root_cause.with_meeting_fix(finding, run.ends)
+    if verdict.lost:
+        finding = replace(finding, evidence=(*_ignored(run), *finding.evidence))
     # ranks that the launcher could not let in look as if they called other collectives
     short = [one for one in run.noticed if one.name == "too-many-open-files"]
-    if short and run.hang is None and (verdict.hung or not verdict.causes):
+    if short and run.hang is None and (verdict.label or not verdict.causes):
         finding = replace(short[0], severity="error")
     verdict = replace(verdict, finding=finding, threads=root_cause.other_troubles(run.ends))
     was_lost = verdict.lost and not verdict.causes
@@ -166,7 +171,16 @@ def _failed(run: Run) -> Report:
         resume_lines=resume_lines,
     )
     blamed = named(verdict.causes) if verdict.causes else ", ".join(verdict.lost)
-    return Report(EXIT_FAILED, lines, [verdict.finding, *run.noticed], blamed=blamed)
+    if verdict.label:
+        blamed = "the cause below"
+    found = [verdict.finding, *run.noticed]
+    return Report(EXIT_FAILED, lines, found, blamed=blamed, causes=verdict.causes)
+
+
+def _ignored(run: Run) -> tuple[str, ...]:
+    """Return as evidence what another program has written into the run's store."""
+    kinds = f"nobody of this run has signed {few(run.ignored, 3)}"
+    return (f"another program writes into the run's store: {kinds}",) if run.ignored else ()
 
 
 def _failed_before(ends: Sequence[RankExit], stop: Stop) -> bool:
@@ -313,6 +327,11 @@ def refused(error: PacelineError) -> Report:
     return Report(error.exit_status, error.finding.render().splitlines(), [error.finding])
 
 
+def is_from_stranger(error: BaseException) -> bool:
+    """Return whether torch could not read its state of the rendezvous, which it does not sign."""
+    return type(error).__name__ == "RendezvousStateError"
+
+
 def broken(error: BaseException, *, host: str, run: Run) -> Report:
     """Return the report of a run whose launcher could not continue."""
     text = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -323,6 +342,15 @@ def broken(error: BaseException, *, host: str, run: Run) -> Report:
             "the process that starts the ranks was killed, and its ranks ended with it",
             where=host,
             fix="look for who ended it: a user, or the memory limit of the job",
+        )
+    elif is_from_stranger(error):
+        finding = Finding(
+            "port-held-by-other",
+            "another program has written into the run's store: torch's rendezvous there is not"
+            " valid any more",
+            where=host,
+            evidence=(*_ignored(run), text),
+            fix="start again on another port, which only the nodes reach: docs/guides/trust.md",
         )
     elif lost_store:
         finding = Finding(

@@ -25,12 +25,16 @@ from paceline.launch.outcome.weight import (
     STOP_EXCEPTIONS,
     SUSPECT,
     VICTIM,
+    error_texts,
     texts_about,
     weigh,
     weigh_texts,
 )
 from paceline.signatures.rank_errors import timeout_s
 from paceline.text.wording import named, shorten
+
+# What ranks look like whose data does not arrive.
+_NO_TRANSFER = ("collective-timeout", "peer-rank-died", "rendezvous-timeout", "master-unreachable")
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Verdict:
     # the first rank exit of the causes; None if a node was lost or nothing is known
     end: RankExit | None = None
     lost: tuple[str, ...] = ()  # lost nodes, in words
-    hung: bool = False  # whether the cause is where ranks were, and not how one of them ended
+    label: str = ""  # how the block begins if the cause is where ranks were; else empty
     others: tuple[str, ...] = ()  # a line for each rank that failed independently in another way
     threads: tuple[str, ...] = ()  # a line for each exception that ended a thread of a rank
 
@@ -61,7 +65,7 @@ def judge(
     """Return the likely root cause."""
     lost = tuple(lost)
     if hang is not None:
-        return Verdict(hang, hung=True)
+        return Verdict(hang, label="hang: ")
     bad = [end for end in ends if end.failed or end.unfinished]
     # What an exit says counts before its time: a victim may be noticed before the rank that failed.
     ranked = sorted(bad, key=lambda end: (weigh(end), end.first_ns, end.rank))
@@ -75,7 +79,8 @@ def judge(
     first = ranked[0]
     elsewhere = _failed_collective(ends, first, noticed, counters)
     if elsewhere is not None:
-        return Verdict(elsewhere, end=first, hung=True)
+        has_waited = texts_about(first, "collective-timeout")
+        return Verdict(elsewhere, end=first, label="hang: " if has_waited else "likely cause: ")
     if weigh(first) == VICTIM:
         return Verdict(explanation.explain_victims(first), victims=failed_ranks, end=first)
     return _blame(ranked, ends, lost=lost)
@@ -149,6 +154,8 @@ def _failed_collective(
 def _last_position(end: RankExit) -> Position:
     """Return where a rank was at its end; a rank whose wait has timed out was still waiting."""
     position = end.position or Position(end.rank)
+    if "nccl" in str(error_texts(end)).lower():
+        position = replace(position, backend="nccl")
     if position.waits or not texts_about(end, "collective-timeout"):
         return position
     line = next((frame.code for frame in reversed(position.frames) if frame.user), "")
@@ -245,6 +252,15 @@ def with_meeting_fix(finding: Finding, ends: Iterable[RankExit]) -> Finding:
     return replace(finding, fix=LEAVE_THEM) if changed else finding
 
 
+def with_start(finding: Finding, warnings: Iterable[Finding]) -> Finding:
+    """Return the finding with what the start had found out about the network, if that is why."""
+    start = waiting.unreached_at_start(warnings)
+    if start is None or finding.name not in _NO_TRANSFER:
+        return finding
+    evidence = (waiting.at_start(start), *finding.evidence)
+    return replace(finding, evidence=evidence, why=start.why, fix=start.fix)
+
+
 def _failed_too(end: RankExit) -> str:
     if end.failure is None:
         return f"rank {end.rank} failed too, with exit code {end.code}"
@@ -261,4 +277,10 @@ def _same_way(one: RankExit, other: RankExit) -> bool:
         return False
     if one.failure is None or other.failure is None:
         return one.failure is other.failure and one.code == other.code
-    return one.failure.type == other.failure.type and one.failure.place == other.failure.place
+    return one.failure.type == other.failure.type and _place_of(one) == _place_of(other)
+
+
+def _place_of(end: RankExit) -> object:
+    """Return where a rank raised its exception, equal on nodes that hold copies of the file."""
+    known = end.position if end.position and end.position.content else None
+    return known.alike(numbered=False) if known else end.failure and end.failure.place

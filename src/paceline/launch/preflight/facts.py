@@ -16,7 +16,7 @@ from pathlib import Path
 from paceline import env
 from paceline.launch.plan.options import Options
 from paceline.launch.plan.plan import Plan
-from paceline.machine import gpus, host, interfaces, software, ulimits
+from paceline.machine import gpus, interfaces, software, ulimits
 from paceline.machine.deadline import within
 from paceline.machine.interfaces import Interface
 
@@ -36,7 +36,6 @@ class NodeFacts:
     gpus: int = 0  # number of its GPUs
     address: str = ""  # its address in this run
     interfaces: tuple[Interface, ...] = ()  # its interfaces that are up
-    named_loopback: bool = False  # whether its host name resolves to a loopback address
     # the user's ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME``; empty if not set
     settings: dict[str, str] = field(default_factory=dict)
     port: int = 0  # the port of its server for tries of other nodes; 0 without a server
@@ -68,7 +67,6 @@ def gather(options: Options, plan: Plan, *, node: int, address: str, port: int) 
         gpus=len(inventory.models),
         address=address,
         interfaces=_interfaces(),
-        named_loopback=within(_PATIENCE_S, _named_loopback, False),
         settings={name: env.read(name) or "" for name in (env.GLOO_INTERFACE, env.NCCL_INTERFACE)},
         port=port,
     )
@@ -154,7 +152,3 @@ def _interfaces() -> tuple[Interface, ...]:
             key=lambda interface: (":" in interface.addresses[0], interface.name),
         )
     )
-
-
-def _named_loopback() -> bool:
-    return any(map(interfaces.is_loopback, host.resolve(socket.gethostname())))

@@ -202,25 +202,22 @@ def _not_routed(unrouted: Sequence[tuple[NodeFacts, str]], reached: Reached) -> 
 
 
 def _unreachable(nodes: Sequence[NodeFacts]) -> Finding:
-    """Return the finding that only the store is reachable, as behind address translation."""
-    on_loopback = [
-        node for node in nodes if node.named_loopback and not node.settings.get(env.GLOO_INTERFACE)
-    ]
-    node = (on_loopback or nodes)[0]
+    """Return the finding that only the store is reachable: a firewall, or translated addresses."""
+    node = nodes[0]
     tried = _listed(candidates(node)) or "no interface but loopback"
-    cause = ", and its own name resolves to a loopback address" if on_loopback else ""
     return Finding(
-        "gloo-loopback" if on_loopback else "interface-not-routed",
-        f"the other nodes reach {node.words} over none of its interfaces{cause}",
+        "interface-not-routed",
+        f"the other nodes reach {node.words} over none of its interfaces, on ports that the kernel"
+        " chooses",
         where=", ".join(node.words for node in nodes[:4]),
         evidence=(f"tried: {tried}",),
         why=(
-            "ranks listen on ports that the kernel chooses: a firewall or translated addresses may"
-            " keep others out"
+            "ranks listen on such ports: a firewall that lets only the store's port pass, or"
+            " translated addresses, keep others out"
         ),
         fix=(
-            "let all ports pass between the nodes, or name the interface on every node: export"
-            " GLOO_SOCKET_IFNAME=NAME"
+            "let all TCP ports pass between the nodes (iptables -S INPUT shows rules), or name the"
+            " interface on every node: export GLOO_SOCKET_IFNAME=NAME"
         ),
         severity="warning",
     )

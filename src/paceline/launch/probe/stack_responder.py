@@ -289,8 +289,8 @@ def recorded() -> dict[str, Any]:
     """Return the last collective that this process has begun, from torch's Flight Recorder.
 
     It has ``call`` (``"all_reduce"``), ``seq`` (its number in its process group), ``group``,
-    ``timeout_s`` and ``flying`` (it has not returned); empty if there is none. A collective that
-    has not returned takes precedence over later ones of other process groups.
+    ``backend``, ``timeout_s`` and ``flying`` (it has not returned); empty if there is none. A
+    collective that has not returned takes precedence over later ones of other process groups.
     """
     return _last(entries())
 
@@ -307,6 +307,7 @@ def _last(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "seq": int(last["collective_seq_id"]),
         "group": _group_of(last),
         "group_name": _name_of_group(last),
+        "backend": str(last["profiling_name"]).rpartition(":")[0],
         "timeout_s": int(last.get("timeout_ms", 0)) / 1000,
         "flying": not last["retired"],
     }

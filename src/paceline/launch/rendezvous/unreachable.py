@@ -50,8 +50,9 @@ def judge(
         return replace(finding, what=f"the head's name {mine.name} does not resolve on {mine.host}")
     if head is not None and _is_elsewhere(mine, head):
         return resolves_differently(head, mine)
-    if is_loopback(probe.address) and not is_loopback(mine.name):
-        return to_itself(mine)
+    apart = head if head is not None and _are_apart(mine, head) else None
+    if is_loopback(probe.address) and (apart is not None or not is_loopback(mine.name)):
+        return to_itself(mine, apart)
     if head is not None and head.port != mine.port:
         line = (
             f"{head.words} is up and listens on port {head.port}, this node tries port {mine.port}"
@@ -80,6 +81,8 @@ def _fix(probe: ConnectionProbe, mine: Note) -> str:
         return "use the head's numeric address, as `hostname -I` prints it there"
     if probe.kind in ("dropped", "rejected"):
         return _open_port(mine.port, place="on the head")
+    if is_loopback(probe.address):
+        return f"{mine.name} is this host itself: give the head's address, unless it starts here"
     if probe.kind == "refused":
         return (
             "start the head with the same port on the same host: there, ss -tln shows who listens"
@@ -124,15 +127,34 @@ def resolves_differently(head: Note, node: Note) -> Finding:
     )
 
 
-def to_itself(node: Note) -> Finding:
-    """Return the finding that on this node the head's name resolves to the node itself."""
+def to_itself(node: Note, head: Note | None = None) -> Finding:
+    """Return the finding that on this node the head's name means the node itself."""
+    means = (
+        "means" if is_loopback(node.name) else f"resolves to {node.address} on {node.host}: that is"
+    )
+    known = f", such as {_outer_address(head)}" if head is not None else ""
     return Finding(
         "master-addr-wrong",
-        f"{node.name} resolves to {node.address} on {node.host}: that is {node.host} itself, not"
-        " the head",
-        where=f"{node.host}, /etc/hosts",
-        fix="use the head's numeric address, as `hostname -I` prints it there",
+        f"{node.name} {means} {node.host} itself, not the head"
+        + (f", which is on {head.host}" if head is not None else ""),
+        where=node.host if is_loopback(node.name) else f"{node.host}, /etc/hosts",
+        fix=f"use the head's numeric address{known}, as `hostname -I` prints it there",
     )
+
+
+def _are_apart(one: Note, other: Note) -> bool:
+    """Return whether two nodes are on different hosts, by their names or all their addresses."""
+    addresses, others = set(one.addresses), set(other.addresses)
+    return one.host != other.host or bool(addresses and others and addresses.isdisjoint(others))
+
+
+def _misled(notes: Sequence[Note]) -> Finding | None:
+    """Return the finding about a node that takes itself for a head on another host, else None."""
+    for note in notes:
+        heads = [head for head in notes if head.listens and _are_apart(note, head)]
+        if heads and is_loopback(note.address):
+            return to_itself(note, heads[0])
+    return None
 
 
 def explain_missing(
@@ -140,24 +162,17 @@ def explain_missing(
 ) -> Finding:
     """Return the head's finding with the evidence from notes of nodes that could not connect."""
     lines = evidence(mine, others)
-    hosts = [note for note in others if note.listens]  # each hosts a store itself
-    candidates = [mine, *hosts] if hosts else []
-    mistaken = [note for note in candidates if _takes_itself_for_head(note)]
-    if mistaken:
-        return replace(to_itself(mistaken[0]), evidence=(*lines, finding.what))
+    misled = _misled([mine, *others])
+    if misled is not None:
+        return replace(misled, evidence=(*lines, finding.what))
     fix = advice(mine, others, num_missing=num_missing) or finding.fix
     return replace(finding, evidence=(*finding.evidence, *lines), fix=fix)
-
-
-def _takes_itself_for_head(note: Note) -> bool:
-    """Return whether the head's name resolves to a loopback address on a node."""
-    return is_loopback(note.address) and not is_loopback(note.name)
 
 
 def evidence(mine: Note, others: Sequence[Note]) -> list[str]:
     """Return one line for each of the first five notes of other nodes."""
     lines = [_evidence_of(note, mine) for note in others[:5]]
-    if not lines and _takes_itself_for_head(mine):
+    if not lines and is_loopback(mine.address) and not is_loopback(mine.name):
         lines.append(
             f"{mine.name} resolves to {mine.address} here; a node where it does so too waits for"
             " itself"
@@ -171,6 +186,9 @@ def advice(mine: Note, others: Sequence[Note], *, num_missing: int) -> str:
     ``mine`` is the note of the head, ``others`` those of the nodes that could not connect.
     """
     place = f"{_outer_address(mine)}:{mine.port}"
+    misled = _misled([mine, *others])
+    if misled is not None:
+        return misled.fix
     if any(_is_elsewhere(note, mine) for note in others):
         return f"the same address and port on every node: {place}"
     mistaken = [note for note in others if note.port != mine.port]

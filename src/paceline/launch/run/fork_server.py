@@ -88,7 +88,7 @@ class ForkServer:
         return [json.loads(line) for line in lines]
 
     def close(self, *, leave: bool = False, streams: Sequence[Copy] = ()) -> None:
-        """End the fork server, and wait for it.
+        """End the fork server and all below it, and wait for it.
 
         With ``leave`` background processes of successful ranks stay, as under torchrun, and what
         they write to ``streams`` is copied, since a pipe without a reader would end them.
@@ -138,8 +138,7 @@ class StopWatch:
         if now_s < self._next_s:
             return None
         self._next_s = now_s + _LOOK_S
-        is_stopped = processes.status(self._pid).get("State", "").startswith("T")
-        self._num_stopped = self._num_stopped + 1 if is_stopped else 0
+        self._num_stopped = self._num_stopped + 1 if processes.is_stopped(self._pid) else 0
         if self._num_stopped != _LOOKS:
             return None
         return Notice(

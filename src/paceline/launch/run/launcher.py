@@ -267,7 +267,8 @@ class Launcher:
                 return report.refused(end.error)
         elif end.error is not None:
             self._fork_server.kill()
-            if self._peers.channel is None:
+            if self._is_broken(end.error):
+                self._peers.fail()
                 return report.broken(end.error, host=socket.gethostname(), run=self._run_alone())
             if not isinstance(end.error, NodeLost):
                 self._peers.lose_store()  # the lost store caused the error
@@ -278,6 +279,16 @@ class Launcher:
         number = progress.supervision.ranks.attempt.number
         self._event("end", attempt=number, ends=[asdict(rank_end) for rank_end in run.ends])
         return report.conclude(run)
+
+    def _is_broken(self, error: BaseException) -> bool:
+        """Return whether an error is not the loss of the store, which this process may host."""
+        hosts_store = self._hosts_store and not isinstance(error, NodeLost)
+        return self._peers.channel is None or hosts_store or report.is_from_stranger(error)
+
+    @property
+    def _hosts_store(self) -> bool:
+        meeting = self._link.progress.meeting
+        return meeting is not None and meeting.hosts_store
 
     def _hear_all(self, supervision: Supervision, *, succeeded: bool) -> report.Run:
         """Exchange accounts with the other nodes; return the account of the whole run."""
@@ -331,20 +342,20 @@ class Launcher:
         # A node that a signal stops gives its ranks their grace period before it has an account.
         has_stopped = self._stop is not None or self._peers.remote.stop
         patience_s = _ACCOUNTS_S + (self._plan.grace_s if has_stopped else 0)
-        meeting = self._link.progress.meeting
-        hosts_store = meeting is not None and meeting.hosts_store
         give_up = self._take_repeated_signal
-        return self._peers.exchange(own, until_s=patience_s, linger=hosts_store, give_up=give_up)
+        linger = self._hosts_store
+        return self._peers.exchange(own, until_s=patience_s, linger=linger, give_up=give_up)
 
     def _run_alone(self) -> report.Run:
         """Return what this node knows about the run, without its ranks."""
         stops = [self._stop] if self._stop else []
-        folder = self._link.progress.folder
-        if folder is None:
+        folder, meeting = self._link.progress.folder, self._link.progress.meeting
+        if folder is None or meeting is None:
             return report.Run(stops=stops)
         return report.Run(
             folder=display_path(folder.run_dir.root),
             stops=stops,
+            ignored=sorted(meeting.signing.ignored),
             resume_command=resume_command(folder.run_dir, self._options, self._plan, self._task),
             last=evidence.last_checkpoint(folder.run_dir.checkpoints),
             grace_s=self._plan.grace_s,
@@ -375,7 +386,8 @@ class Launcher:
             progress.meeting.connection.leave()
         if progress.supervision is not None:
             progress.supervision.ranks.keep_files()
-            for line in progress.supervision.ranks.unprinted(final_report.blamed):
+            ranks, blamed = progress.supervision.ranks, final_report.blamed
+            for line in ranks.unprinted(blamed, causes=final_report.causes):
                 self._console.write([line])
         if progress.folder is not None:
             self._keep_records(progress.folder, final_report)

@@ -10,12 +10,7 @@ from paceline.launch.run.console import Console
 
 
 class Notices:
-    """Prints to the console of a run.
-
-    Args:
-        console: The console.
-        is_quiet: Returns whether the head prints the warnings of all nodes to the same output.
-    """
+    """Prints to the console of a run; not warnings if the head prints them to the same output."""
 
     def __init__(self, console: Console, *, is_quiet: Callable[[], bool] = lambda: False) -> None:
         self._console, self._is_quiet = console, is_quiet

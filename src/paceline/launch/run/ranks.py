@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from string import Template
@@ -31,7 +31,7 @@ from paceline.launch.plan.task import RankTask
 from paceline.launch.run import notices
 from paceline.launch.run.console import DEFAULT_PREFIX, fill_prefix, plan_streams
 from paceline.launch.run.context import LaunchContext
-from paceline.machine import system
+from paceline.machine import processes, system
 from paceline.rundir import owned
 from paceline.rundir.files import RunDir
 from paceline.text.wording import shorten
@@ -45,6 +45,7 @@ _REAP_S = 5.0
 # Ctrl-C: a rank whose stack has not changed for this time cannot handle it, because it is in a
 # native wait.
 _INTERRUPT_S = 1.5
+_CONTINUE_S = 0.2  # how long a stopped process may take until its main thread runs again
 # State D is normal for moments, as while a page is read. A rank in it for this long is named.
 _IN_KERNEL_S = 0.6
 _NAMED = float("inf")
@@ -246,11 +247,7 @@ class RankGroup(PContext):
         return self._context.counters.read(local) if self._context.counters else counters.NOTHING
 
     def look(self, *, quiet: bool = False) -> dict[int, Look]:
-        """Ask the living ranks where they are.
-
-        Args:
-            quiet: Send no signal to ranks that do not answer.
-        """
+        """Ask the living ranks where they are; if ``quiet``, without signals to silent ones."""
         port = next(iter(self.envs.values()), {}).get(env.MASTER_PORT, "")
         pids, addresses, files = {}, {}, {}
         for local in self.attempt.living & set(self.attempt.pids):
@@ -271,6 +268,7 @@ class RankGroup(PContext):
             host=socket.gethostname(),
             ended=ended is not None and not ended.code,
             frames=look.frames,
+            content=stacks.content_of(look.frames),
             worker=look.worker,
             guard=look.guard,
             steps=beat.steps,
@@ -371,13 +369,15 @@ class RankGroup(PContext):
     def unprinted(
         self,
         blamed: str,  # what they follow from: a line is enough. If it is empty, all of it is needed
+        *,
+        causes: Collection[int],  # ranks of which all is needed
     ) -> Iterator[str]:
         """Yield for the console what ranks that it shows have left to the launcher to print."""
         ends = [end for end in self.ends() if end.rank in self._shown]
         for rank, failure, log in ((end.rank, end.failure, end.log) for end in ends):
             if failure is None or not failure.unprinted:
                 continue
-            if blamed:
+            if blamed and rank not in causes:
                 said = shorten(_SOURCE_FILE.sub("", failure.headline), _MOST_SAID)
                 yield f"rank {rank}: {said} (follows from {blamed}; less {log})"
             else:
@@ -393,10 +393,7 @@ class RankGroup(PContext):
     def stop(self, why: str, *, settle: bool = False) -> None:
         """End the remaining ranks because one has failed: SIGTERM, and SIGKILL soon after.
 
-        Args:
-            why: The reason, for the records.
-            settle: First give other failing ranks a moment, if all failures so far look like
-                victims: the cause may follow.
+        With ``settle``, victims alone are given a moment first: the cause may follow.
         """
         if not self.attempt.looks and not self._cause_is_known():
             self.attempt.looks = self.look()  # their places explain a broken collective
@@ -418,10 +415,7 @@ class RankGroup(PContext):
         self._kill()
 
     def _interrupt(self, why: str, *, wait_s: float) -> None:
-        """Pass on SIGINT.
-
-        Ranks that are all in native waits, where Python cannot handle it, are ended at once.
-        """
+        """Pass on SIGINT; end ranks at once that are all in native waits, deaf to it."""
         before = self.attempt.looks = self.look()
         self._signal_living(signal.SIGINT, why)
         self._wait_for_end(_INTERRUPT_S)
@@ -431,10 +425,7 @@ class RankGroup(PContext):
         self._kill()
 
     def _is_deaf(self, local: int, before: Mapping[int, Look], after: Mapping[int, Look]) -> bool:
-        """Return whether a rank cannot handle SIGINT.
-
-        It is in the same place as before the signal, and has no handler of paceline's, which waits.
-        """
+        """Return whether a rank is where it was before SIGINT, without a handler that waits."""
         old, new = before.get(local), after.get(local)
         if old is None or new is None or not old.frames or self.counted(local).armed:
             return False
@@ -447,12 +438,17 @@ class RankGroup(PContext):
         request = self._context.stop.request
         # A second signal would interrupt the save that the first one has started.
         is_needed = request is None or not request.has_reached(self.attempt, signum)
-        for local in self.attempt.living:
+        is_program = self._context.task.method == "exec"
+        living = self.attempt.living
+        halted = {local for local, pid in self.pids().items() if processes.is_stopped(pid)} & living
+        for local in halted:
+            self._context.fork_server.signal(local, signal.SIGCONT, group=is_program)
+        # Of threads that all begin to run, any may take the signal; later the main thread does.
+        time.sleep(_CONTINUE_S if halted else 0)
+        for local in living:
             self.attempt.stopped.setdefault(local, (why, time.time_ns()))
             if is_needed:
-                self._context.fork_server.signal(
-                    local, signum, group=self._context.task.method == "exec"
-                )
+                self._context.fork_server.signal(local, signum, group=is_program)
 
     def _kill(self) -> None:
         """Kill the remaining ranks and all that they started, and wait for their end."""

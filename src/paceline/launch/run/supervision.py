@@ -11,7 +11,7 @@ from paceline import deadlines, env
 from paceline.errors import Finding
 from paceline.launch.in_rank import rank_files
 from paceline.launch.in_rank.meeting import Meetings
-from paceline.launch.monitor import ras, timed_steps
+from paceline.launch.monitor import ras, timed_steps, waiting
 from paceline.launch.monitor.fork_watch import ForkWatch
 from paceline.launch.monitor.observer import Observer
 from paceline.launch.monitor.speed_log import SpeedLog
@@ -106,6 +106,7 @@ class Supervision:
                 give_up=self._is_over,
                 inform=inform,
                 ask_nccl=self._ask_nccl if context.plan.backend == "nccl" else None,
+                unreached=waiting.unreached_at_start(context.notices.warnings),
             )
             inform_of_forks = inform if self._is_first else None
             self._forks = ForkWatch(ranks, context.counters, inform=inform_of_forks)

@@ -13,6 +13,7 @@ import pytest
 
 from paceline.launch.monitor import child_processes
 from paceline.launch.monitor.child_processes import ChildProcess, describe_all
+from paceline.machine import processes
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
@@ -81,7 +82,7 @@ def test_a_child_that_ended_is_seen_with_its_exit_code() -> None:
 @linux_only
 def test_a_stopped_child_is_stopped() -> None:
     with _child("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)") as pid:
-        assert _seen(pid, state="T").is_stopped
+        assert _seen(pid, state="T") and processes.is_stopped(pid)
 
 
 def test_a_process_that_does_not_exist_is_none() -> None:

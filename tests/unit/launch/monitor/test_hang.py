@@ -158,6 +158,34 @@ def test_the_verdict(positions, name, words):
     assert words in finding.what
 
 
+@pytest.mark.parametrize(
+    ("file", "contents", "name"),
+    [
+        ("/other/train.py", ("one", "one"), "collective-timeout"),  # nodes without a shared disk
+        ("/other/train.py", ("one", "two"), "collective-mismatch"),
+        ("/home/me/train.py", ("one", "two"), "collective-timeout"),  # it was edited meanwhile
+    ],
+)
+def test_ranks_in_copies_of_a_script_are_in_the_same_line(file, contents, name):
+    frames = (user(41, file=file), *REDUCE[1:])
+    places = [at(0, REDUCE, content=contents[0]), at(3, frames, content=contents[1])]
+    assert judge(places, ended_after_s=1800.0).name == name
+
+
+ADVICE = [
+    ((0, 1), "nccl", "NCCL_P2P_DISABLE=1"),
+    ((0, 1), "gloo", "src or dst"),
+    ((0, 3), "", "let all TCP ports pass between the hosts"),
+]
+
+
+@pytest.mark.parametrize(("ranks", "backend", "words"), ADVICE)
+def test_advice_about_nccl_is_for_nccl(ranks, backend, words):
+    finding = judge([flying(rank, BACK, "broadcast", 3, backend=backend) for rank in ranks])
+    assert words in finding.fix
+    assert ("NCCL" in f"{finding.fix}{finding.why}") == (backend == "nccl")
+
+
 def test_each_group_of_ranks_has_a_line():
     finding = judge([*WAITS, at(3, NEXT, idle=118)])
     assert finding.evidence == (

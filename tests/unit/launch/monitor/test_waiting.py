@@ -1,5 +1,6 @@
 """What is said of ranks that have waited for long while nothing is proven."""
 
+from paceline.errors import Finding
 from paceline.launch.monitor import waiting
 from paceline.launch.monitor.position import Frame, Position
 
@@ -51,3 +52,13 @@ def test_an_absent_rank_is_named_as_the_peer_of_those_that_wait_for_it():
     assert apart.notice.what.startswith(expected)
     elsewhere = waiting_in(0, "all_reduce", group="0", group_name="default_pg", **reducing)
     assert "peer" not in waiting.picture([elsewhere, standing(3, "node-a")]).notice.what
+
+
+def test_what_the_start_has_found_out_is_in_the_notice_if_all_wait():
+    closed = Finding("interface-not-routed", "node 1 is not reached", fix="open the ports")
+    both = [waiting_in(rank, "all_reduce") for rank in range(2)]
+    said = waiting.picture(both, unreached=closed).notice.details
+    known = "known since the start: node 1 is not reached [NET017]"
+    assert said[-2:] == (known, "fix: open the ports")
+    absent = [both[0], standing(1, "node-a")]
+    assert "not reached" not in str(waiting.picture(absent, unreached=closed))

@@ -284,6 +284,17 @@ def test_a_checkpoint_that_does_not_fit_is_not_offered_again():
     assert not any("resume" in line for line in conclude(run(ended, **TO_RESUME)).lines)
 
 
+def test_what_the_start_knew_of_the_network_is_the_reason_of_a_vain_wait():
+    closed = Finding("interface-not-routed", "node 1 is not reached", fix="open the ports")
+    hang = Finding("collective-timeout", "all ranks wait", fix="try something")
+    lines = conclude(run(told_to_stop(), hang=hang, noticed=[closed])).lines
+    assert "  known since the start: node 1 is not reached [NET017]" in lines
+    assert "  fix: open the ports" in lines
+    assert "not reached" not in str(conclude(run(failed(0), noticed=[closed])).lines)
+    lost = conclude(run(fine(0), lost=["node 1"], ignored=["paceline/beat"])).lines
+    assert "nobody of this run has signed paceline/beat" in lost[2]
+
+
 def test_a_nan_found_at_the_end_is_printed_once_and_other_warnings_again():
     noticed = [
         Finding(name, "here", severity="warning") for name in ("parameters-not-finite", "straggler")
@@ -327,26 +338,22 @@ def test_a_run_that_could_not_start(kind, status):
     assert report.lines == finding.render().splitlines()
 
 
-class RendezvousTimeoutError(Exception):
-    """As torch elastic names it."""
+STATE, TIMEOUT = (type(f"Rendezvous{kind}Error", (Exception,), {}) for kind in ("State", "Timeout"))
 
 
 @pytest.mark.parametrize(
     ("error", "name", "says"),
     [
-        (
-            EOFError("the process that starts ranks is gone"),
-            "agent-died",
-            "starts the ranks was killed",
-        ),
-        (RendezvousTimeoutError(), "rendezvous-timeout", "not enough nodes"),
+        (EOFError("gone"), "agent-died", "starts the ranks was killed"),
+        (TIMEOUT(), "rendezvous-timeout", "not enough nodes"),
+        (STATE("corrupt"), "port-held-by-other", "signed paceline/stop"),
         (RuntimeError("Broken pipe\nframe #0"), "launcher-fault", "RuntimeError: Broken pipe"),
         (KeyError("x"), "launcher-fault", "please report"),
         (OSError(24, "Too many open files"), "too-many-open-files", "ulimit -n"),
     ],
 )
 def test_a_launcher_that_could_not_go_on(error, name, says):
-    report = broken(error, host="node-a", run=Run(**TO_RESUME))
+    report = broken(error, host="node-a", run=Run(ignored=["paceline/stop"], **TO_RESUME))
     assert report.exit_status == 1
     assert report.findings[0].name == name
     assert says in "\n".join(report.lines)
@@ -356,7 +363,7 @@ def test_a_launcher_that_could_not_go_on(error, name, says):
 
 def test_a_head_that_went_before_the_ranks_had_started_is_told_with_the_way_on():
     error = type("DistNetworkError", (RuntimeError,), {})("failed to recv, got 0 bytes")
-    report = broken(error, host="node-a", run=Run(**TO_RESUME))
+    report = broken(error, host="node-a", run=Run(ignored=["paceline/stop"], **TO_RESUME))
     assert report.findings[0].name == "agent-died"
     assert report.lines[-2:] == [f"resume from step 40: {AGAIN.line}", LOOP]
 

@@ -55,6 +55,7 @@ REFUSED = GLOO + "pair.cc:224] connect [127.0.1.1]:4127: Connection refused"
 TIMED_OUT = (
     GLOO + "unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete"
 )
+NOT_REACHED = GLOO + "pair.cc:152] timed out connecting: SO_ERROR: Connection timed out, remote="
 MONITORED = (
     "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 1000 ms\n Original exception: \n"
     + TIMED_OUT
@@ -216,6 +217,8 @@ def fine(rank):
         ("RuntimeError", REFUSED, own(), VICTIM),
         ("RuntimeError", TIMED_OUT, IN_BACKWARD, SUSPECT),
         ("RuntimeError", MONITORED, IN_COLLECTIVE, SUSPECT),
+        ("RuntimeError", NOT_REACHED, own(), SUSPECT),
+        ("RuntimeError", GLOO + "pair.h:311] Connect timeout [67.16.1.0]", own(), SUSPECT),
         ("RuntimeError", DETAIL, IN_COLLECTIVE, SUSPECT),
         ("DistNetworkError", "Broken pipe", IN_COLLECTIVE, VICTIM),
         ("DistNetworkError", "failed to recv, got 0 bytes", own(), VICTIM),
@@ -720,6 +723,11 @@ def test_an_exception_is_told_with_its_place():
     assert finding.fix == "traceback: less logs/rank-001.out"
 
 
+def test_nccls_last_error_is_quoted():
+    said = "RuntimeError: socketPollConnect: connect to 10.0.0.2<41234> returned error"
+    assert said in told(victim(0, message=NCCL_REMOTE)).what
+
+
 def test_the_users_innermost_frame_is_shown_and_not_the_librarys():
     frames = (*own(1, "main"), *own(7, "step"), *IN_COLLECTIVE[1:])
     finding = told(failed(0, "TypeError", "unhashable", frames=frames))
@@ -745,6 +753,13 @@ def test_ranks_that_failed_in_the_same_way_are_folded():
     finding = told(*ends, fine(1))
     assert finding.what == "ranks 0, 2-5 raised ValueError: no"
     assert finding.where == "rank 5 on node-a (pid 105), after 5 steps"
+
+
+def test_copies_of_a_script_fail_in_the_same_way():
+    both = [raised(frames=own(file=f"{folder}/train.py")) for folder in ("/home/me", "/scratch")]
+    places = [Position(0, frames=failure.frames, content="abc") for failure in both]
+    ends = [end(rank, failure=both[rank], position=places[rank]) for rank in range(2)]
+    assert seen(judge(ends)) == (USER, (0, 1), ())
 
 
 @pytest.mark.parametrize(

@@ -210,21 +210,15 @@ def test_an_interface_that_leads_nowhere():
     assert "eth0" in finding.fix
 
 
-@pytest.mark.parametrize(
-    ("loopback", "name"), [(False, "interface-not-routed"), (True, "gloo-loopback")]
-)
-def test_where_no_interface_works_there_is_a_warning(loopback, name):
+def test_where_no_interface_works_there_is_a_warning():
     """Addresses may be translated: the store was reached all the same."""
-    nodes = [replace(node(rank), named_loopback=loopback) for rank in range(2)]
+    nodes = [node(0), node(1)]
     (finding,) = interfaces.judge(nodes, reached(*nodes, dead=("eth0",)))
-    assert (finding.name, finding.severity) == (name, "warning")
+    assert (finding.name, finding.severity) == ("interface-not-routed", "warning")
 
 
 def test_on_one_machine_nothing_has_to_be_reached():
-    nodes = [
-        replace(node(rank), named_loopback=True, settings={env.GLOO_INTERFACE: "lo"})
-        for rank in range(2)
-    ]
+    nodes = [replace(node(rank), settings={env.GLOO_INTERFACE: "lo"}) for rank in range(2)]
     assert interfaces.judge(nodes, {}) == []
     assert interfaces.choose(nodes[0], {}).name == ""
 

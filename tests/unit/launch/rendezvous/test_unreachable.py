@@ -101,11 +101,26 @@ def test_a_name_that_means_the_node_itself():
         ConnectionProbe("refused", "127.0.1.1"), replace(MINE, address="127.0.1.1"), [], waited_s=30
     )
     assert finding.name == "master-addr-wrong"
-    local = replace(MINE, name="localhost", address="127.0.0.1")
-    assert (
-        unreachable.judge(ConnectionProbe("refused", "127.0.0.1"), local, [], waited_s=30).name
-        == "port-refused"
-    )
+
+
+@pytest.mark.parametrize(
+    ("host", "addresses", "name"),
+    [
+        ("host-b", ("10.77.0.2",), "master-addr-wrong"),
+        ("host-a", ("10.77.0.2",), "master-addr-wrong"),  # containers with one name
+        ("host-a", ("192.168.0.1",), "port-refused"),  # the head is here, and has not started yet
+    ],
+)
+def test_a_loopback_address_that_was_typed_means_each_host_itself(host, addresses, name):
+    here = {"name": "127.0.0.1", "address": "127.0.0.1"}
+    mine, head = replace(MINE, host=host, addresses=addresses, **here), replace(HEAD, **here)
+    finding = unreachable.judge(ConnectionProbe("refused", "127.0.0.1"), mine, [head], waited_s=30)
+    missed = unreachable.explain_missing(ABSENT, head, [mine], num_missing=1)
+    assert finding.name == name
+    assert missed.name == ("node-missing" if name == "port-refused" else name)
+    if name == missed.name:
+        assert finding.what == f"127.0.0.1 means {host} itself, not the head, which is on host-a"
+        assert unreachable.advice(head, [mine], num_missing=1) == finding.fix
 
 
 ABSENT = missing([Arrived(1, 0, "host-a", 101, (2, 2))], head=Arrived(1, 0, "host-a", 101, (2, 2)),
