@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from paceline import deadlines
 from paceline.errors import Notice
 from paceline.launch.monitor.position import STOPPED, UNKILLABLE, Position, kinship
 from paceline.text.wording import duration, few_lines, has_or_have, is_or_are, named
@@ -18,6 +19,7 @@ class Picture:
 
     key: str  # equal for two pictures whose differences are not worth another notice
     notice: Notice  # the text
+    once: bool = False  # whether it is printed once an attempt, also after progress
 
 
 def stopped(positions: Sequence[Position]) -> Picture | None:
@@ -57,12 +59,45 @@ def outlived(positions: Sequence[Position]) -> Picture | None:
     return Picture(f"outlived {sorted(ranks)}", notice)
 
 
+def after_exception(positions: Sequence[Position]) -> Picture | None:
+    """Return the picture of a rank that others wait for and whose log shows an exception.
+
+    None unless all ranks outside of a collective do nothing, since a rank that handles an exception
+    goes on.
+    """
+    living = [position for position in positions if not position.ended]
+    waiting = [position for position in living if position.waits]
+    absent = [position for position in living if not position.waits]
+    if not waiting or not absent or any(each.moving or not each.still for each in absent):
+        return None
+    since_s = min(max(each.idle_s for each in waiting), *(each.idle_s for each in absent))
+    raised = [each for each in absent if each.exceptions and since_s >= _patience_s(each)]
+    if not raised:
+        return None
+    texts = [f"in rank {each.rank}, {text}" for each in raised for text in each.exceptions]
+    several = len({position.host for position in living}) > 1
+    notice = Notice(
+        f"{_wait(waiting)} for {named(position.rank for position in absent)} for {since_s:.0f} s;"
+        f" {texts[0]}",
+        few_lines([*texts[1:], *(_is_in(position, several) for position in raised)], _LINES),
+        advice=_advice(waiting, since_s),
+    )
+    return Picture(f"exception {sorted(texts)}", notice, once=True)
+
+
+def _patience_s(position: Position) -> float:
+    """Return how long others must have waited for a rank before its exception is worth a notice."""
+    return deadlines.scaled(
+        deadlines.THREAD_DIED_NOTICE if position.threads else deadlines.EXCEPTION_NOTICE
+    )
+
+
 def picture(
     positions: Sequence[Position],  # positions of all ranks, for which ``hang.hangs`` is true
 ) -> Picture | None:
     """Return the picture of ranks that make no progress; None if they are transferring data."""
     seen = _picture(positions)
-    died = [f"in rank {each.rank}, {text}" for each in positions for text in each.threads]
+    died = [f"in rank {each.rank}, {text}" for each in positions for text in each.exceptions]
     if seen is None or not died:
         return seen
     return replace(seen, notice=replace(seen.notice, details=(*seen.notice.details, *died[:2])))

@@ -79,6 +79,7 @@ class Watch:
         self._looks: list[tuple[float, dict[int, Look]]] = []  # with their times, oldest first
         self._reported_ns = 0  # time of the last report; silent until there is progress again
         self._notice_key, self._notice_s = "", 0.0  # of the last notice
+        self._said: set[str] = set()  # notices that are printed once an attempt
         self.cause: Finding | None = None
 
     def tick(self) -> Finding | None:
@@ -211,10 +212,14 @@ class Watch:
         if verdict.cause is not None:
             self.cause = verdict.cause
         picture = verdict.picture
+        if picture is not None and picture.key in self._said:
+            return None
         if picture is not None and picture.key != self._notice_key and now >= self._notice_s:
             # limits how often a picture that changes all the time is printed
             self._notice_s = now + max(self._idle_s(local) for local in self._group.attempt.ranks)
             self._notice_key = picture.key
+            if picture.once:
+                self._said.add(picture.key)
             self._inform(picture.notice)
         return None
 
@@ -294,6 +299,7 @@ class Watch:
         pair = [each for each in (before, look) if each is not None]
         return replace(
             self._group.position(local, look),
+            printed=self._group.printed(local, look, since_ns=self._beat_ns(local)),
             idle_s=idle_s,
             late=idle_s > limit_s,
             # Where no rank waits for another, only ranks that have been idle for long count as
@@ -345,7 +351,8 @@ class Watch:
                 self._with_nccl(hang.judge_proven(positions, proven, uneven=uneven))
             )
         if not hang.hangs(positions):
-            return WatchVerdict(picture=waiting.stopped(positions) or waiting.outlived(positions))
+            picture = waiting.stopped(positions) or waiting.outlived(positions)
+            return WatchVerdict(picture=picture or waiting.after_exception(positions))
         cause = hang.judge(positions, uneven=uneven)
         if self._requested_s is not None:
             return WatchVerdict(self._with_nccl(cause))

@@ -134,6 +134,11 @@ class Console:
         self._shown.catch_up()
         return self._files[path].tail if path in self._files else ""
 
+    def tail_with_traceback(self, path: str, *, since_ns: int) -> str:
+        """Return the last lines for a log file; empty without a traceback since then."""
+        text = self.tail(path)
+        return text if path in self._files and self._files[path].traceback_ns > since_ns else ""
+
     def forget_closed(self) -> None:
         """Forget the log files that nobody writes to, with their last lines."""
         self._files = {path: file for path, file in self._files.items() if file.users}

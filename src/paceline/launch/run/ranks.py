@@ -32,7 +32,7 @@ from paceline.launch.run import notices
 from paceline.launch.run.console import DEFAULT_PREFIX, fill_prefix, plan_streams
 from paceline.launch.run.context import LaunchContext
 from paceline.machine import system
-from paceline.rundir.files import RunDir
+from paceline.rundir.files import RunDir, display_path
 from paceline.text.wording import shorten
 
 # After the first failure: how long to wait for a likelier cause than a victim, how long ranks have
@@ -48,6 +48,7 @@ _INTERRUPT_S = 1.5
 _IN_KERNEL_S = 0.6
 _NAMED = float("inf")
 _SOURCE_FILE = re.compile(r"\[/\S+\] ")  # with which gloo's errors begin
+_PREFETCHED_STEPS = 20
 _MOST_SAID = 80  # characters of an exception that follows from another
 
 
@@ -283,6 +284,22 @@ class RankGroup(PContext):
             **look.recorded,
         )
 
+    def printed(self, local: int, look: Look | None, *, since_ns: int = 0) -> str:
+        """Return the last exception in a rank's log since ``since_ns`` and its last progress."""
+        beat = self.counted(local)
+        since_ns = max(since_ns, beat.beat_ns)
+        if look is not None and position.classify(look.frames)[0] == position.DATA:
+            # a worker prints why it ends while the rank still takes earlier batches
+            since_ns -= int(max(1.0, _PREFETCHED_STEPS * beat.step_s) * 1e9)
+        path = self.attempt.log_paths.get(local, "")
+        text = self._context.console.tail_with_traceback(path, since_ns=since_ns)
+        shown = evidence.last_traceback(text)
+        return (
+            f"its log shows {shown}, perhaps handled (less {display_path(Path(path))})"
+            if shown
+            else ""
+        )
+
     def _last_position(self, local: int, failure: Failure | None, crashed: bool) -> Position:
         """Return where a rank was at its end, or when another had failed."""
         was_stopped = local in self.attempt.stopped  # its signal came from the launcher
@@ -293,7 +310,8 @@ class RankGroup(PContext):
         if crashed and not was_stopped:
             crash = self.attempt.files[local].crash_path
             return self.position(local, stacks.at(stacks.read_crash(crash)))
-        return self.position(local, self.attempt.looks.get(local))
+        at_stop = self.position(local, self.attempt.looks.get(local))
+        return replace(at_stop, printed=self.attempt.printed.get(local, ""))
 
     def _end(self, local: int) -> RankExit:
         attempt = self.attempt
@@ -396,6 +414,9 @@ class RankGroup(PContext):
         """
         if not self.attempt.looks and not self._cause_is_known():
             self.attempt.looks = self.look()  # their places explain a broken collective
+            self.attempt.printed = {
+                local: self.printed(local, look) for local, look in self.attempt.looks.items()
+            }
         deadline = time.monotonic() + _SETTLE_S
         while settle and self.attempt.living and time.monotonic() < deadline:
             if self._cause_is_known():

@@ -1,5 +1,7 @@
 """What is said of ranks that have waited for long while nothing is proven."""
 
+from dataclasses import replace
+
 from paceline.launch.monitor import waiting
 from paceline.launch.monitor.position import Frame, Position
 
@@ -51,3 +53,26 @@ def test_an_absent_rank_is_named_as_the_peer_of_those_that_wait_for_it():
     assert apart.notice.what.startswith(expected)
     elsewhere = waiting_in(0, "all_reduce", group="0", group_name="default_pg", **reducing)
     assert "peer" not in waiting.picture([elsewhere, standing(3, "node-a")]).notice.what
+
+
+def test_only_an_exception_of_a_rank_that_others_wait_for_is_said_early():
+    idle = {"idle_s": 11.0, "still": True, "printed": "its log shows OSError: x"}
+    code = (Frame("train.py", 5, "<module>", user=True),)
+    reducer = replace(waiting_in(0, "all_reduce"), idle_s=11.0)
+    stuck = Position(rank=1, frames=code, **idle)
+    said = waiting.after_exception([reducer, stuck])
+    assert said.notice.what.endswith("rank 1 for 11 s; in rank 1, its log shows OSError: x")
+    assert said.once
+    for others in (
+        [replace(reducer, idle_s=9.0), stuck],
+        [reducer, replace(stuck, idle_s=9.0)],
+        [reducer, replace(stuck, still=False)],
+        [reducer, replace(stuck, moving=True)],
+        [reducer, replace(stuck, printed="")],
+        [reducer, stuck, Position(rank=2, frames=code, idle_s=11.0)],  # perhaps it is this one
+        [Position(rank=0, frames=code, **idle), stuck],
+        [replace(reducer, printed="its log shows OSError: x"), replace(reducer, rank=1)],
+    ):
+        assert waiting.after_exception(others) is None
+    hang_notice = waiting.picture([reducer, replace(stuck, idle_s=130.0)]).notice
+    assert "in rank 1, its log shows OSError: x" in hang_notice.details

@@ -36,6 +36,7 @@ class Group:
         self.at = dict.fromkeys(range(len(ranks)), WAITING)
         self.beat = dict.fromkeys(range(len(ranks)), counters.NOTHING)
         self.looked = self.signalled = 0
+        self.threads, self.log, self.log_ns = (), "", 0  # what rank 1 has raised
 
     def look(self, *, quiet=False):
         self.looked += 1
@@ -55,8 +56,12 @@ class Group:
             ended=ended,
             pid=4711,
             state=state,
+            threads=self.threads if local == 1 else (),
             **recorded,
         )
+
+    def printed(self, local, look, *, since_ns):
+        return self.log if local == 1 and self.log_ns > since_ns else ""
 
     def figures(self):
         return [
@@ -442,3 +447,33 @@ def test_a_script_of_collectives_alone_is_looked_at_ever_less_often(clock):
     first = group.looked
     assert until_told(watch, clock, within_s=600) is None
     assert group.looked - first < 30
+
+
+@pytest.mark.parametrize(
+    ("raised", "said", "seconds"),
+    [
+        ({"threads": ("thread feeder raised OSError: x",)}, "in rank 1, thread feeder", (5, 8)),
+        ({"log": "its log shows OSError: x"}, "in rank 1, its log shows OSError: x", (10, 16)),
+    ],
+)
+def test_an_exception_of_a_rank_that_others_wait_for_is_said_soon_and_once(
+    clock, raised, said, seconds
+):
+    group, watch = watched(clock)
+    group.at[1] = Look((user(5),), cpu_s=1.0)
+    vars(group).update(raised, log_ns=int(clock.s * 1e9) + 1)
+    notice, after_s = until_noticed(group, watch, clock, within_s=60)
+    assert said in notice.what
+    assert seconds[0] <= after_s <= seconds[1]
+    clock.s += 1
+    group.beat = {local: stepped(clock) for local in range(2)}  # it had been handled
+    assert until_noticed(group, watch, clock, within_s=100) is None
+    assert not group.signalled
+    notice, _ = until_noticed(group, watch, clock, within_s=60)  # that of every hang
+    assert "(hang?)" in notice.what
+
+
+def test_what_a_busy_rank_has_printed_is_not_said(clock):
+    group, watch = watched(clock)
+    group.at, group.log, group.log_ns = Working(), "its log shows OSError: x", int(2e12)
+    assert until_noticed(group, watch, clock, within_s=100) is None

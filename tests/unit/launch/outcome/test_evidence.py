@@ -114,6 +114,28 @@ def test_the_last_lines_that_say_something(tmp_path, text, expected):
     assert evidence.read_tail(path) == expected
 
 
+_RAISED = 'Traceback (most recent call last):\n  File "/home/me/a.py", line 7, in f\n    f()\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("epoch 3\n" + _RAISED + "Odd: gone\nepoch 4\n", "Odd: gone (/home/me/a.py:7)"),
+        (_RAISED + "KeyError: 1\n" + _RAISED + "OSError: 2\n", "OSError: 2 (/home/me/a.py:7)"),
+        (
+            _RAISED + "RuntimeError: \n\n  An attempt\n",
+            "RuntimeError: An attempt (/home/me/a.py:7)",
+        ),
+        (_RAISED.replace("/home/me/a.py", "<frozen x>") + "KeyError\n", "KeyError"),
+        ("MeanSquaredError: 0.3\nValueError: said, and not raised\n", ""),
+        (_RAISED, ""),
+        ("Exception ignored in: <function f>\n" + _RAISED + "OSError: 2\n", ""),
+    ],
+)
+def test_the_last_exception_that_a_log_shows(text, expected):
+    assert evidence.last_traceback(text) == expected
+
+
 def test_only_the_end_of_a_large_log_is_read(tmp_path):
     path = tmp_path / "rank.out"
     path.write_bytes(b"a" * 100_000 + "\nß\xff".encode("latin-1") + b"\nend\n")
