@@ -34,8 +34,6 @@ class Attempt:
     stopped: dict[int, tuple[str, int]] = field(default_factory=dict)
     # positions of local ranks when another rank had failed, or when they hung
     looks: dict[int, Look] = field(default_factory=dict)
-    # what the logs of local ranks showed at the same time, see ``WatchedRanks.printed``
-    printed: dict[int, str] = field(default_factory=dict)
     # where local ranks were when the run was asked to end; empty if it moved
     standing: dict[int, Position] = field(default_factory=dict)
     oom_before: int = 0  # the kernel's count of out-of-memory kills before the start
@@ -66,6 +64,3 @@ class WatchedRanks(Protocol):
 
     def position(self, local: int, look: Look | None) -> Position:
         """Return where a rank is, as far as the look at it shows."""
-
-    def printed(self, local: int, look: Look | None, *, since_ns: int = 0) -> str:
-        """Return the last exception in a rank's log since ``since_ns`` and its last progress."""

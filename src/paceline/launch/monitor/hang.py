@@ -212,7 +212,7 @@ def _timed_out(
         f"{_ranks(waiting)} waited {limit} for {_ranks(absent)}, until the timeout of the process"
         f" group, in {waiting[0].doing}{place}",
         where=_where(absent),
-        evidence=(*_exceptions(absent), *_lines(positions)),
+        evidence=_lines(positions),
         fix=MORE_TIME.format(f"timeout=... above {limit}"),
     )
 
@@ -230,15 +230,10 @@ def _stuck(
         "rank-stuck-in-data" if data else "rank-stuck-in-code",
         f"{_with_host(alike)} {has_or_have(alike)} {longest.stuck}{others}",
         where=_where(alike),
-        evidence=(*_exceptions(alike), *_lines(positions)),
+        evidence=_lines(positions),
         why="" if waiting else "no rank makes progress or uses the CPU",
         fix=f"{LOOK_AT_LINE}; if it may take so long: --hang-timeout {longer(longest.idle_s)}",
     )
-
-
-def _exceptions(absent: Sequence[Position]) -> list[str]:
-    """Return what ranks have printed and not ended by; threads have lines of their own."""
-    return [f"in rank {each.rank}, {each.printed}" for each in absent if each.printed][:1]
 
 
 def _conditional(guarded: Sequence[Position], positions: Sequence[Position]) -> Finding:
@@ -322,8 +317,9 @@ def _lines(positions: Sequence[Position]) -> tuple[str, ...]:
     lines = [
         f"{_with_host(group)}: {group[0].doing}{_for(group)}{_batches(group)}" for group in groups
     ]
+    said = [f"in rank {at.rank}, {at.printed}" for at in positions if at.printed and not at.waits]
     more = sum(len(group) for group in groups[4:])
-    return (*lines[:4], f"and {more} ranks elsewhere") if more else tuple(lines)
+    return (*said[:1], *lines[:4], *[f"and {more} ranks elsewhere"] * bool(more))
 
 
 def _for(group: Sequence[Position]) -> str:

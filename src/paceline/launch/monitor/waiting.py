@@ -60,36 +60,21 @@ def outlived(positions: Sequence[Position]) -> Picture | None:
 
 
 def after_exception(positions: Sequence[Position]) -> Picture | None:
-    """Return the picture of a rank that others wait for and whose log shows an exception.
+    """Return the picture of ranks that others wait for and that have met an exception, else None.
 
-    None unless all ranks outside of a collective do nothing, since a rank that handles an exception
-    goes on.
+    None as long as a rank outside of a collective works: one that handles an exception goes on.
     """
-    living = [position for position in positions if not position.ended]
-    waiting = [position for position in living if position.waits]
-    absent = [position for position in living if not position.waits]
-    if not waiting or not absent or any(each.moving or not each.still for each in absent):
+    absent = [position for position in positions if not (position.ended or position.waits)]
+    since_s = max((position.idle_s for position in positions if position.waits), default=0.0)
+    since_s = min([since_s, *(position.idle_s for position in absent)])
+    texts = [text for position in absent for text in position.exceptions]
+    has_dead_thread = any(position.threads for position in absent)
+    limit_s = deadlines.THREAD_DIED_NOTICE if has_dead_thread else deadlines.EXCEPTION_NOTICE
+    all_idle = all(position.still and not position.moving for position in absent)
+    if not texts or not all_idle or since_s < deadlines.scaled(limit_s):
         return None
-    since_s = min(max(each.idle_s for each in waiting), *(each.idle_s for each in absent))
-    raised = [each for each in absent if each.exceptions and since_s >= _patience_s(each)]
-    if not raised:
-        return None
-    texts = [f"in rank {each.rank}, {text}" for each in raised for text in each.exceptions]
-    several = len({position.host for position in living}) > 1
-    notice = Notice(
-        f"{_wait(waiting)} for {named(position.rank for position in absent)} for {since_s:.0f} s;"
-        f" {texts[0]}",
-        few_lines([*texts[1:], *(_is_in(position, several) for position in raised)], _LINES),
-        advice=_advice(waiting, since_s),
-    )
-    return Picture(f"exception {sorted(texts)}", notice, once=True)
-
-
-def _patience_s(position: Position) -> float:
-    """Return how long others must have waited for a rank before its exception is worth a notice."""
-    return deadlines.scaled(
-        deadlines.THREAD_DIED_NOTICE if position.threads else deadlines.EXCEPTION_NOTICE
-    )
+    seen = picture(positions)
+    return seen and replace(seen, key=f"exception {sorted(texts)}", once=True)
 
 
 def picture(

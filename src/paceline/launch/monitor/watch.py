@@ -212,14 +212,12 @@ class Watch:
         if verdict.cause is not None:
             self.cause = verdict.cause
         picture = verdict.picture
-        if picture is not None and picture.key in self._said:
-            return None
-        if picture is not None and picture.key != self._notice_key and now >= self._notice_s:
+        old_keys = {self._notice_key, *self._said}
+        if picture is not None and picture.key not in old_keys and now >= self._notice_s:
             # limits how often a picture that changes all the time is printed
             self._notice_s = now + max(self._idle_s(local) for local in self._group.attempt.ranks)
             self._notice_key = picture.key
-            if picture.once:
-                self._said.add(picture.key)
+            self._said |= {picture.key} if picture.once else set()
             self._inform(picture.notice)
         return None
 
@@ -297,9 +295,11 @@ class Watch:
         counts = self._requested_s is not None or beat.beat_ns > 0
         seconds, before = time.monotonic() - earlier[0], earlier[1].get(local)
         pair = [each for each in (before, look) if each is not None]
+        position = self._group.position(local, look)
+        if look is not None and look.printed_ns < self._moved_ns.get(local, 0):
+            position = replace(position, printed="")
         return replace(
-            self._group.position(local, look),
-            printed=self._group.printed(local, look, since_ns=self._beat_ns(local)),
+            position,
             idle_s=idle_s,
             late=idle_s > limit_s,
             # Where no rank waits for another, only ranks that have been idle for long count as

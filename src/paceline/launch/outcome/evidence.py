@@ -31,7 +31,7 @@ from paceline.text.wording import shorten
 _OTHER_THREAD = "a thread of a library crashed, while the main thread was in:"
 # How torch begins the lines of a C++ stack.
 _NATIVE_FRAMES = ("frame #", "<omitting python frames>")
-_MOST_OF_LINE, _MOST_HEADLINE = 1000, 160
+_MOST_OF_LINE, _MOST_RAISED = 1000, 160
 
 
 def read_failure(path: Path) -> Failure | None:
@@ -114,17 +114,13 @@ def read_tail(path: Path, *, lines: int = 12, limit_bytes: int = 8192) -> tuple[
         return ()
 
 
-def last_traceback(text: str) -> str:
-    """Return the exception of the last traceback in a log, and its place; empty without one."""
+def last_raised(text: str) -> str:
+    """Return the exception of the last traceback in a log; empty without one."""
     reader = Tracebacks()
     for number, line in enumerate(text.splitlines()):
         reader.feed(parse(line[:_MOST_OF_LINE], number))
-    raised = next((each for each in reversed(reader.raised) if each.shown), None)
-    if raised is None:
-        return ""
-    frame = raised.user_frame
-    headline = shorten(f"{raised.type}: {raised.message}".rstrip(": "), _MOST_HEADLINE)
-    return f"{headline} ({frame.place})" if frame is not None else headline
+    raised = [f"{each.type}: {each.message}" for each in reader.raised if each.shown]
+    return shorten(raised[-1].rstrip(": "), _MOST_RAISED) if raised else ""
 
 
 def last_lines(text: str, *, lines: int = 12) -> tuple[str, ...]:

@@ -134,10 +134,9 @@ class Console:
         self._shown.catch_up()
         return self._files[path].tail if path in self._files else ""
 
-    def tail_with_traceback(self, path: str, *, since_ns: int) -> str:
-        """Return the last lines for a log file; empty without a traceback since then."""
-        text = self.tail(path)
-        return text if path in self._files and self._files[path].traceback_ns > since_ns else ""
+    def traceback_ns(self, path: str) -> int:
+        """Return when a traceback last began in a log file, on the monotonic clock; 0 if never."""
+        return self._files[path].traceback_ns if path in self._files else 0
 
     def forget_closed(self) -> None:
         """Forget the log files that nobody writes to, with their last lines."""

@@ -251,9 +251,24 @@ class RankGroup(PContext):
             quiet: Send no signal to ranks that do not answer.
         """
         port = next(iter(self.envs.values()), {}).get(env.MASTER_PORT, "")
-        return stacks.look(
-            *self._askable(), quiet=quiet, leave_out=[int(port)] if port.isdigit() else []
-        )
+        ports = [int(port)] if port.isdigit() else []
+        looks = stacks.look(*self._askable(), quiet=quiet, leave_out=ports)
+        return {local: self._with_log(local, look) for local, look in looks.items()}
+
+    def _with_log(self, local: int, look: Look) -> Look:
+        """Add the last exception that a rank's log shows since its last progress."""
+        beat, path = self.counted(local), self.attempt.log_paths.get(local, "")
+        since_ns = beat.beat_ns
+        if position.classify(look.frames)[0] == position.DATA:
+            # a worker prints why it ends while the rank still takes earlier batches
+            since_ns -= int(max(1.0, _PREFETCHED_STEPS * beat.step_s) * 1e9)
+        console = self._context.console
+        traceback_ns = console.traceback_ns(path)
+        shown = evidence.last_raised(console.tail(path)) if traceback_ns > since_ns else ""
+        if not shown:
+            return look
+        text = f"its log shows {shown}, perhaps handled (less {display_path(Path(path))})"
+        return replace(look, printed=text, printed_ns=traceback_ns)
 
     def _askable(self) -> tuple[dict[int, int], dict[int, Path]]:
         """Return the processes of the living ranks, and the files for their stacks."""
@@ -280,24 +295,9 @@ class RankGroup(PContext):
             members=stacks.members_of(look),
             kept=look.kept or stacks.kept_by_hook(look, returned=beat.phase == counters.RETURNED),
             threads=self._dead_threads(local),
+            printed=look.printed,
             called=stacks.last_call_of(look),
             **look.recorded,
-        )
-
-    def printed(self, local: int, look: Look | None, *, since_ns: int = 0) -> str:
-        """Return the last exception in a rank's log since ``since_ns`` and its last progress."""
-        beat = self.counted(local)
-        since_ns = max(since_ns, beat.beat_ns)
-        if look is not None and position.classify(look.frames)[0] == position.DATA:
-            # a worker prints why it ends while the rank still takes earlier batches
-            since_ns -= int(max(1.0, _PREFETCHED_STEPS * beat.step_s) * 1e9)
-        path = self.attempt.log_paths.get(local, "")
-        text = self._context.console.tail_with_traceback(path, since_ns=since_ns)
-        shown = evidence.last_traceback(text)
-        return (
-            f"its log shows {shown}, perhaps handled (less {display_path(Path(path))})"
-            if shown
-            else ""
         )
 
     def _last_position(self, local: int, failure: Failure | None, crashed: bool) -> Position:
@@ -310,8 +310,7 @@ class RankGroup(PContext):
         if crashed and not was_stopped:
             crash = self.attempt.files[local].crash_path
             return self.position(local, stacks.at(stacks.read_crash(crash)))
-        at_stop = self.position(local, self.attempt.looks.get(local))
-        return replace(at_stop, printed=self.attempt.printed.get(local, ""))
+        return self.position(local, self.attempt.looks.get(local))
 
     def _end(self, local: int) -> RankExit:
         attempt = self.attempt
@@ -414,9 +413,6 @@ class RankGroup(PContext):
         """
         if not self.attempt.looks and not self._cause_is_known():
             self.attempt.looks = self.look()  # their places explain a broken collective
-            self.attempt.printed = {
-                local: self.printed(local, look) for local, look in self.attempt.looks.items()
-            }
         deadline = time.monotonic() + _SETTLE_S
         while settle and self.attempt.living and time.monotonic() < deadline:
             if self._cause_is_known():

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from paceline.launch.monitor import waiting
 from paceline.launch.monitor.position import Frame, Position
 
@@ -55,24 +57,25 @@ def test_an_absent_rank_is_named_as_the_peer_of_those_that_wait_for_it():
     assert "peer" not in waiting.picture([elsewhere, standing(3, "node-a")]).notice.what
 
 
-def test_only_an_exception_of_a_rank_that_others_wait_for_is_said_early():
-    idle = {"idle_s": 11.0, "still": True, "printed": "its log shows OSError: x"}
-    code = (Frame("train.py", 5, "<module>", user=True),)
-    reducer = replace(waiting_in(0, "all_reduce"), idle_s=11.0)
-    stuck = Position(rank=1, frames=code, **idle)
-    said = waiting.after_exception([reducer, stuck])
-    assert said.notice.what.endswith("rank 1 for 11 s; in rank 1, its log shows OSError: x")
-    assert said.once
-    for others in (
-        [replace(reducer, idle_s=9.0), stuck],
-        [reducer, replace(stuck, idle_s=9.0)],
-        [reducer, replace(stuck, still=False)],
-        [reducer, replace(stuck, moving=True)],
-        [reducer, replace(stuck, printed="")],
-        [reducer, stuck, Position(rank=2, frames=code, idle_s=11.0)],  # perhaps it is this one
-        [Position(rank=0, frames=code, **idle), stuck],
-        [replace(reducer, printed="its log shows OSError: x"), replace(reducer, rank=1)],
-    ):
-        assert waiting.after_exception(others) is None
-    hang_notice = waiting.picture([reducer, replace(stuck, idle_s=130.0)]).notice
-    assert "in rank 1, its log shows OSError: x" in hang_notice.details
+CODE = (Frame("train.py", 5, "<module>", user=True),)
+REDUCER = replace(waiting_in(0, "all_reduce"), idle_s=11.0)
+STUCK = Position(rank=1, frames=CODE, idle_s=11.0, still=True, printed="its log shows OSError: x")
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        [replace(REDUCER, idle_s=9.0), STUCK],
+        [REDUCER, replace(STUCK, idle_s=9.0)],
+        [REDUCER, replace(STUCK, still=False)],
+        [REDUCER, replace(STUCK, moving=True)],
+        [REDUCER, replace(STUCK, printed="")],
+        [REDUCER, STUCK, Position(rank=2, frames=CODE, idle_s=11.0)],  # perhaps it is this one
+        [replace(STUCK, rank=0), STUCK],
+        [replace(REDUCER, printed=STUCK.printed), replace(REDUCER, rank=1)],
+    ],
+)
+def test_only_an_exception_of_an_idle_rank_that_others_wait_for_is_said_early(positions):
+    said = waiting.after_exception([REDUCER, STUCK])
+    assert said.notice.details[-1] == "in rank 1, its log shows OSError: x"
+    assert waiting.after_exception(positions) is None

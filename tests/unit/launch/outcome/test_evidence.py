@@ -120,11 +120,11 @@ _RAISED = 'Traceback (most recent call last):\n  File "/home/me/a.py", line 7, i
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("epoch 3\n" + _RAISED + "Odd: gone\nepoch 4\n", "Odd: gone (/home/me/a.py:7)"),
-        (_RAISED + "KeyError: 1\n" + _RAISED + "OSError: 2\n", "OSError: 2 (/home/me/a.py:7)"),
+        ("epoch 3\n" + _RAISED + "Odd: gone\nepoch 4\n", "Odd: gone"),
+        (_RAISED + "KeyError: 1\n" + _RAISED + "OSError: 2\n", "OSError: 2"),
         (
             _RAISED + "RuntimeError: \n\n  An attempt\n",
-            "RuntimeError: An attempt (/home/me/a.py:7)",
+            "RuntimeError: An attempt",
         ),
         (_RAISED.replace("/home/me/a.py", "<frozen x>") + "KeyError\n", "KeyError"),
         ("MeanSquaredError: 0.3\nValueError: said, and not raised\n", ""),
@@ -133,7 +133,7 @@ _RAISED = 'Traceback (most recent call last):\n  File "/home/me/a.py", line 7, i
     ],
 )
 def test_the_last_exception_that_a_log_shows(text, expected):
-    assert evidence.last_traceback(text) == expected
+    assert evidence.last_raised(text) == expected
 
 
 def test_only_the_end_of_a_large_log_is_read(tmp_path):
