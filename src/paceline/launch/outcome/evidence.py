@@ -57,6 +57,8 @@ def failure_from(ours: Mapping[str, Any]) -> Failure:
         finding=Finding.from_json(ours["finding"]) if ours.get("finding") else None,
         output=ours.get("output", ""),
         unprinted=ours.get("unprinted", False),
+        notes=tuple(ours.get("notes", ())),
+        parts=tuple(ours.get("parts", ())),
     )
 
 
@@ -114,13 +116,14 @@ def read_tail(path: Path, *, lines: int = 12, limit_bytes: int = 8192) -> tuple[
         return ()
 
 
-def last_raised(text: str) -> str:
-    """Return the exception of the last traceback in a log; empty without one."""
+def last_raised(text: str, *, but: str = "") -> str:
+    """Return the exception of the last traceback in a log that is not in ``but``; else empty."""
     reader = Tracebacks()
     for number, line in enumerate(text.splitlines()):
         reader.feed(parse(line[:_MOST_OF_LINE], number))
     raised = [f"{each.type}: {each.message}" for each in reader.raised if each.shown]
-    return shorten(raised[-1].rstrip(": "), _MOST_RAISED) if raised else ""
+    others = [shorten(each.rstrip(": "), _MOST_RAISED) for each in raised if each not in but]
+    return others[-1] if others else ""
 
 
 def last_lines(text: str, *, lines: int = 12) -> tuple[str, ...]:

@@ -41,6 +41,45 @@ def test_what_the_worker_records_is_read_back(tmp_path):
     assert failure.time_ns > 1_700_000_000 * 10**9
 
 
+class Nameless(type):
+    @property
+    def __name__(cls):
+        raise RuntimeError("no name")
+
+
+class Mute(Exception, metaclass=Nameless):
+    def __str__(self):
+        raise SystemExit(0)
+
+
+class Group(Exception):  # as that of Python 3.11 and its backport
+    exceptions = (KeyError("a"), OSError("b\nc"))
+
+
+def with_notes():
+    error = ValueError("no")
+    error.__notes__ = ["at sample 7"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "notes", "parts"),
+    [
+        (Mute(), "<its str() raises an exception>", (), ()),
+        (Group("many"), "many", (), ("KeyError: 'a'", "OSError: b")),
+        (with_notes(), "no", ("at sample 7",), ()),
+        (ValueError("\udcff\0"), "\udcff\0", (), ()),
+    ],
+    ids=["mute", "group", "notes", "not utf-8"],
+)
+def test_unusual_exceptions_are_recorded(tmp_path, error, message, notes, parts):
+    path = tmp_path / "error.json"
+    rank_entry.record(RankTask(0, SCRIPT, "train.py", error_file=str(path)), error)
+    failure = evidence.read_failure(path)
+    assert failure.type in ("Mute", "Group", "ValueError")
+    assert (failure.message, failure.notes, failure.parts) == (message, notes, parts)
+
+
 def test_a_syntax_error_is_placed_where_it_is(tmp_path):
     path = tmp_path / "error.json"
     try:
