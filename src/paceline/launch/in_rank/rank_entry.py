@@ -406,15 +406,15 @@ def _describe(error: BaseException) -> dict[str, Any]:
     trace = _users_part(error.__traceback__)
     name, message = _name_and_message(error)
     stack = "".join(traceback.format_tb(trace))
-    printed = _written(
+    printed = _safely(
         lambda: "".join(traceback.format_exception(type(error), error, trace)),
         instead=f"Traceback (most recent call last):\n{stack}{name}: {message}\n",
     )
     return {
         "type": name,
         "message": shorten_middle(message, _MOST_MESSAGE),
-        "notes": [str(note)[:_MOST_NOTE] for note in getattr(error, "__notes__", ())],
-        "parts": [_in_one_line(part) for part in _parts(error)[:_MOST_PARTS]],
+        "notes": _safely(lambda: _notes(error), instead=[]),
+        "parts": _safely(lambda: list(map(_in_one_line, _parts(error)[:_MOST_PARTS])), instead=[]),
         "time_ns": time.time_ns(),
         "rank": int(os.environ.get(env.RANK, "-1")),
         "host": socket.gethostname(),
@@ -437,17 +437,17 @@ def _describe(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _written(write: Callable[[], str], *, instead: str) -> str:
-    """Return a text that methods of the script's own classes write, which may raise anything."""
+def _safely(call: Callable[[], Any], *, instead: Any) -> Any:
+    """Return the result of methods of the script's own classes, which may raise anything."""
     try:
-        return write()
+        return call()
     except BaseException:
         return instead
 
 
 def _name_and_message(error: BaseException) -> tuple[str, str]:
     name = type.__dict__["__name__"].__get__(type(error))  # a metaclass may define another one
-    return name, _written(lambda: str(error), instead="<its str() raises an exception>")
+    return name, _safely(lambda: str(error), instead="<its str() raises an exception>")
 
 
 def _parts(error: BaseException) -> list[BaseException]:
@@ -456,6 +456,10 @@ def _parts(error: BaseException) -> list[BaseException]:
     if not isinstance(parts, tuple) or not all(isinstance(it, BaseException) for it in parts):
         return []
     return [leaf for part in parts for leaf in _parts(part) or [part]]
+
+
+def _notes(error: BaseException) -> list[str]:
+    return [str(note)[:_MOST_NOTE] for note in getattr(error, "__notes__", ())]
 
 
 def _in_one_line(error: BaseException) -> str:

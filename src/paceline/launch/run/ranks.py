@@ -323,7 +323,6 @@ class RankGroup(PContext):
         crashed = ended is not None and ended.code < 0
         stack = evidence.read_stack(attempt.files[local].crash_path) if crashed else ()
         text = self._context.console.tail(str(log)) if bad else ""
-        own = failure.traceback if failure is not None else text  # without one, its tail is shown
         tail = evidence.last_lines(text)
         crash = self._run_dir.crash(rank, attempt.number) if stack else None
         return RankExit(
@@ -341,7 +340,9 @@ class RankGroup(PContext):
             position=self._last_position(local, failure, crashed),
             log=evidence.output_of(failure, log if tail or not bad else crash, log=log),
             log_tail=tail,
-            log_shows=evidence.last_raised(text, but=own),
+            log_shows=evidence.last_raised(text, but=failure.traceback)
+            if failure is not None
+            else "",
             stack=stack,
             oom_kills=evidence.count_oom_kills() - attempt.oom_before if bad else 0,
             shm=evidence.shm_pressure() if bad else "",

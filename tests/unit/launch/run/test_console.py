@@ -186,18 +186,9 @@ def test_what_a_hidden_rank_printed_last_can_be_quoted_at_once(stage):
     handles = stage.open(shown=False)
     os.write(handles[0], b"the last words\n")
     assert stage.console.tail(stage.path()) == "the last words\n"
-    assert stage.console.traceback_ns(stage.path()) == 0
     stage.close(*handles)
     assert stage.console.tail(stage.path()) == "the last words\n"
     assert stage.console.tail("another") == ""
-
-
-def test_when_a_rank_has_last_printed_a_traceback(stage):
-    before_ns, handles = time.monotonic_ns(), stage.open(shown=False)
-    os.write(handles[1], b"Traceback (most recent call last):\n")
-    stage.console.tail(stage.path())
-    assert before_ns < stage.console.traceback_ns(stage.path()) < time.monotonic_ns()
-    stage.close(*handles)
 
 
 @pytest.mark.parametrize("shown", [True, False], ids=["shown", "hidden"])
