@@ -16,6 +16,8 @@ from paceline import env
 MISSING_NODE_NOTICE = 5.0  # after the start: which nodes are missing
 SILENT_NODE_NOTICE = 10.0  # without a heartbeat; with the tick and the store's delay, within 15 s
 HANG_NOTICE = 120.0  # without progress of a rank that others wait for
+THREAD_DIED_NOTICE = 5.0  # others wait for a rank of which an exception has ended a thread
+EXCEPTION_NOTICE = 10.0  # others wait for a rank that has printed an exception since its last step
 NOTHING_MOVES_LOOK = 5.0  # without progress of any rank: compare their waits, without signals
 
 OTHER_LAUNCHER = 300.0  # accelerate says what its options mean: it imports torch, from a cold disk

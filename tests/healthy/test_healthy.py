@@ -37,6 +37,7 @@ def test_a_healthy_program_is_left_alone(command, name):
     )
     assert ended.status == STATUS.get(name, 0), ended.err
     expected = FINDINGS.get(name, [])
+    assert "its log shows" not in ended.err
     assert len(CODE.findall(ended.err)) == len(expected), ended.err
     assert findings(command.folder / "paceline-run") == expected, ended.err
 

@@ -152,3 +152,31 @@ def test_why_says_where_the_ranks_of_a_run_of_paceline_are(command):
         assert "rank 1 (" in seen.stdout and "time.sleep(60)" in seen.stdout
     running.signal(signal.SIGTERM)
     assert running.wait().status == 143
+
+
+LOST_IN_A_WORKER = """
+from torch.utils.data import DataLoader
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        class Broken(Exception): pass
+        if rank == 1:
+            raise Broken
+        return index
+for batch in DataLoader(Samples(), num_workers=1):
+    dist.all_reduce(numbers)
+"""
+
+
+def test_an_exception_that_only_a_log_shows_is_said_in_the_wait_and_at_its_end(command):
+    command.script(START.replace("TIMEOUT", "12") + LOST_IN_A_WORKER)
+    factor = {"PACELINE_TEST_TIME_FACTOR": "0.2"}
+    ended = command.run("--nproc-per-node", 2, "train.py", env=factor, timeout=50)
+    said = "in rank 1, its log shows AttributeError: Can't pickle local object"
+    notice, block = (
+        ended.err.split("notice: rank 0 has been waiting for rank 1 for")[1:],
+        ended.block,
+    )
+    assert said in notice[0], ended.err
+    assert said in block, block

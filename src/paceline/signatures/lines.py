@@ -48,6 +48,7 @@ _LABELS = tuple(
         # docker compose
         r"(?P<host>[\w.-]{1,60}?) +\| (?! )?",
         # pdsh, DeepSpeed
+        r"(?=[\w.-]{1,80}: )"
         r"(?P<host>(?!c10d|cuda|v\d|mlx|[\w.]+\.error:)[a-z][a-z-]*[a-z0-9.-]*\d[a-z0-9.-]*):"
         r" (?!error:)",
         r"wandb: ",

@@ -8,7 +8,7 @@ from __future__ import annotations
 # A rank waited in vain.
 GLOO_TIMEOUT = r"Timed out waiting (?P<ms>\d+)ms for (?P<op>\w+) operation"
 NCCL_TIMEOUT = r"collective operation timeout"
-BARRIER_TIMEOUT = r"(?P<rank>\d+) failed to pass monitoredBarrier in (?P<limit>\d+) ms"
+BARRIER_TIMEOUT = r"\b(?P<rank>\d+) failed to pass monitoredBarrier in (?P<limit>\d+) ms"
 STORE_WAIT_TIMEOUT = r"wait timeout after \d+ ?ms"
 STORE_UNREACHABLE = (
     r"client socket has timed out after (?:(?P<wait>\d+ ?m?s)|\d+) while trying to connect to "

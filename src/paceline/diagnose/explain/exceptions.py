@@ -22,6 +22,7 @@ LIBRARY = "library-exception"
 _DIGITS = re.compile(r"\d+")
 _OPTION = re.compile(r"\(?\d[.)] ")  # as messages number what can be done
 _MAX_ADVICE = 300  # characters of several sentences
+_MAX_LINE = 1000  # characters of a line of a message
 _ORDINARY = "an ordinary exception of the program or its data, not of the distributed set-up"
 
 
@@ -142,7 +143,9 @@ def _remedy(raised: Raised, fullest: Raised, *, is_distributed: bool) -> dict[st
     default = LIBRARY if library else "user-exception"
     frame = fullest.frames[-1] if fullest.frames else None
     at = f"{frame.package or 'user'} {frame.file}:{frame.function} {frame.code}" if frame else ""
-    error = "\n".join((f"{raised.line.body.strip()} {raised.more}".strip(), *raised.rest))
+    lines = (f"{raised.line.body.strip()} {raised.more}".strip(), *raised.rest)
+    # a message may consist of data, and the time of the rows grows with its square
+    error = "\n".join(line[:_MAX_LINE] for line in lines)
     groups_of_all = _groups(raised if raised.user_frame else fullest, frame) | _advice_in(raised)
     for row in texts_of("exceptions")["row"]:
         match = re.search(row["error"], error, re.IGNORECASE | re.MULTILINE)

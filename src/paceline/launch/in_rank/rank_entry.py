@@ -55,6 +55,7 @@ _MOST_THREADS = 3
 # Of a recursion, a chain of exceptions, or a message with data in it: what is recorded. The
 # launcher reads it several times, and sends it to other nodes; the log has all of it.
 _MOST_FRAMES, _MOST_TEXT, _MOST_MESSAGE = 200, 1 << 17, 1 << 14
+_MOST_PARTS, _MOST_NOTE = 8, 300
 # They end a process that has no handler for them: where it was is then recorded, as in a crash.
 _DEADLY = (signal.SIGXCPU, signal.SIGXFSZ, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
 # By which ``paceline why`` knows a forked rank, which has the launcher's environment in ``/proc``.
@@ -350,8 +351,7 @@ def _follows(error: BaseException) -> bool:
         return False
     from paceline.signatures import rank_errors
 
-    text = f"{type(error).__name__}: {error}".replace("\n", " ")
-    verdict = rank_errors.read(text)
+    verdict = rank_errors.read(": ".join(_name_and_message(error)).replace("\n", " "))
     return (verdict.has_lost_peer or bool(verdict.wait)) and not verdict.own_fault
 
 
@@ -379,7 +379,7 @@ def record(task: RankTask, error: BaseException) -> bool:
         return unprinted
     content = {
         "message": {
-            "message": f"{type(error).__name__}: {ours['message']}",
+            "message": f"{ours['type']}: {ours['message']}",
             "extraInfo": {
                 "py_callstack": ours["traceback"],
                 "timestamp": str(ours["time_ns"] // 10**9),
@@ -413,16 +413,21 @@ def _behind_torchs_handler(error: BaseException) -> BaseException:
 def _describe(error: BaseException) -> dict[str, Any]:
     """Return an exception as plain data for the launcher."""
     trace = _users_part(error.__traceback__)
+    name, message = _name_and_message(error)
+    stack = "".join(traceback.format_tb(trace))
+    printed = _safely(
+        lambda: "".join(traceback.format_exception(type(error), error, trace)),
+        instead=f"Traceback (most recent call last):\n{stack}{name}: {message}\n",
+    )
     return {
-        "type": type(error).__name__,
-        "module": type(error).__module__,
-        "message": shorten_middle(str(error), _MOST_MESSAGE),
+        "type": name,
+        "message": shorten_middle(message, _MOST_MESSAGE),
+        "notes": _safely(lambda: _notes(error), instead=[]),
+        "parts": _safely(lambda: list(map(_in_one_line, _parts(error)[:_MOST_PARTS])), instead=[]),
         "time_ns": time.time_ns(),
         "rank": int(os.environ.get(env.RANK, "-1")),
         "host": socket.gethostname(),
-        "traceback": shorten_middle(
-            "".join(traceback.format_exception(type(error), error, trace)), _MOST_TEXT
-        ),
+        "traceback": shorten_middle(printed, _MOST_TEXT),
         "frames": (
             [
                 {
@@ -441,6 +446,38 @@ def _describe(error: BaseException) -> dict[str, Any]:
     }
 
 
+def _safely(call: Callable[[], Any], *, instead: Any) -> Any:
+    """Return the result of methods of the script's own classes, which may raise anything."""
+    try:
+        return call()
+    except BaseException:
+        return instead
+
+
+def _name_and_message(error: BaseException) -> tuple[str, str]:
+    name = type.__dict__["__name__"].__get__(type(error))  # a metaclass may define another one
+    return name, _safely(lambda: str(error), instead="<its str() raises an exception>")
+
+
+def _parts(error: BaseException) -> list[BaseException]:
+    """Return the exceptions that a group consists of, also those of groups in it."""
+    parts = getattr(error, "exceptions", None)
+    if not isinstance(parts, tuple) or not all(isinstance(it, BaseException) for it in parts):
+        return []
+    return [leaf for part in parts for leaf in _parts(part) or [part]]
+
+
+def _notes(error: BaseException) -> list[str]:
+    return [str(note)[:_MOST_NOTE] for note in getattr(error, "__notes__", ())]
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Return the type, message and place of an exception."""
+    text = ": ".join(_name_and_message(error)).partition("\n")[0][:_MOST_NOTE]
+    own = [it for it in traceback.extract_tb(error.__traceback__) if is_users(it.filename)]
+    return f"{text} ({own[-1].filename}:{own[-1].lineno})" if own else text
+
+
 def _record_threads(task: RankTask) -> None:
     """Record exceptions that end a thread of this rank; Python only prints them."""
     print_exception, rank, remaining = threading.excepthook, os.getpid(), _MOST_THREADS
@@ -452,7 +489,6 @@ def _record_threads(task: RankTask) -> None:
         if error is not None and is_recorded:
             remaining -= 1
             name = args.thread.name if args.thread is not None else "unnamed"
-            # a message that cannot be formatted must not hide the exception
             with contextlib.suppress(Exception):
                 entry = {**_describe(error), "thread": name}
                 rank_files.append(task.report, rank_files.THREAD, entry)

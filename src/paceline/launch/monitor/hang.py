@@ -322,8 +322,9 @@ def _lines(positions: Sequence[Position]) -> tuple[str, ...]:
     lines = [
         f"{_with_host(group)}: {group[0].doing}{_for(group)}{_batches(group)}" for group in groups
     ]
+    said = [f"in rank {at.rank}, {at.printed}" for at in positions if at.printed and not at.waits]
     more = sum(len(group) for group in groups[4:])
-    return (*lines[:4], f"and {more} ranks elsewhere") if more else tuple(lines)
+    return (*said[:1], *lines[:4], *[f"and {more} ranks elsewhere"] * bool(more))
 
 
 def _for(group: Sequence[Position]) -> str:

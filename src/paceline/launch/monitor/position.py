@@ -96,6 +96,8 @@ class Position:
     moving: bool = False  # bytes have moved on its sockets between two looks
     kept: str = ""  # what keeps it alive although its script is done, as text; empty if it runs
     threads: tuple[str, ...] = ()  # exceptions that have ended threads of the rank, in words
+    # the last exception that its log shows since its last progress, as text: perhaps handled
+    printed: str = ""
 
     @property
     def kind(self) -> str:
@@ -124,6 +126,11 @@ class Position:
         if dim == self.group_name or dim.isdigit():
             return ""
         return f"{_PARALLEL.get(dim, dim)} peer"
+
+    @property
+    def exceptions(self) -> tuple[str, ...]:
+        """The exceptions that may be why it makes no progress: those of threads are certain."""
+        return self.threads or tuple(filter(None, [self.printed]))
 
     @property
     def place(self) -> str:

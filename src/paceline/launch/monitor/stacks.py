@@ -69,6 +69,8 @@ class Look:
     # whether no other Python thread is in the user's code or in a collective
     others_idle: bool = False
     kept: str = ""  # the threads that keep it alive although its script is done, as text
+    printed: str = ""  # the last exception in its log since its last progress, as text
+    printed_ns: int = 0  # when its traceback began, on the monotonic clock
 
 
 def look(

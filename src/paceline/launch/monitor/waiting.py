@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from paceline import deadlines
 from paceline.errors import Finding, Notice
 from paceline.launch.monitor.position import STOPPED, UNKILLABLE, Position, grouped, kinship
 from paceline.text.wording import duration, few_lines, has_or_have, is_or_are, named
@@ -18,6 +19,7 @@ class Picture:
 
     key: str  # equal for two pictures whose differences are not worth another notice
     notice: Notice  # the text
+    once: bool = False  # whether it is printed once an attempt, also after progress
 
 
 def stopped(positions: Sequence[Position]) -> Picture | None:
@@ -57,6 +59,24 @@ def outlived(positions: Sequence[Position]) -> Picture | None:
     return Picture(f"outlived {sorted(ranks)}", notice)
 
 
+def after_exception(positions: Sequence[Position]) -> Picture | None:
+    """Return the picture of ranks that others wait for and that have met an exception, else None.
+
+    None as long as a rank outside of a collective works: one that handles an exception goes on.
+    """
+    absent = [position for position in positions if not (position.ended or position.waits)]
+    since_s = max((position.idle_s for position in positions if position.waits), default=0.0)
+    since_s = min([since_s, *(position.idle_s for position in absent)])
+    texts = [text for position in absent for text in position.exceptions]
+    has_dead_thread = any(position.threads for position in absent)
+    limit_s = deadlines.THREAD_DIED_NOTICE if has_dead_thread else deadlines.EXCEPTION_NOTICE
+    all_idle = all(position.still and not position.moving for position in absent)
+    if not texts or not all_idle or since_s < deadlines.scaled(limit_s):
+        return None
+    seen = picture(positions)
+    return seen and replace(seen, key=f"exception {sorted(texts)}", once=True)
+
+
 def picture(
     positions: Sequence[Position],  # positions of all ranks, for which ``hang.hangs`` is true
     *,
@@ -64,7 +84,7 @@ def picture(
 ) -> Picture | None:
     """Return the picture of ranks that make no progress; None if they are transferring data."""
     seen = _picture(positions)
-    more = [f"in rank {each.rank}, {text}" for each in positions for text in each.threads][:2]
+    more = [f"in rank {each.rank}, {text}" for each in positions for text in each.exceptions][:2]
     if unreached is not None and all(each.waits or each.ended for each in positions):
         more += [at_start(unreached), unreached.advice]
     if seen is None or not more:

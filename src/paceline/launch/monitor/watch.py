@@ -76,6 +76,7 @@ class Watch:
         self._looks: list[tuple[float, dict[int, Look]]] = []  # with their times, oldest first
         self._reported_ns = 0  # time of the last report; silent until there is progress again
         self._notice_key, self._notice_s = "", 0.0  # of the last notice
+        self._said: set[str] = set()  # notices that are printed once an attempt
         # the cause that a notice has named, as long as no rank has made progress since; else None
         self.cause: Finding | None = None
 
@@ -204,10 +205,12 @@ class Watch:
         if verdict.cause is not None:
             self.cause = verdict.cause
         picture = verdict.picture
-        if picture is not None and picture.key != self._notice_key and now >= self._notice_s:
+        old_keys = {self._notice_key, *self._said}
+        if picture is not None and picture.key not in old_keys and now >= self._notice_s:
             # limits how often a picture that changes all the time is printed
             self._notice_s = now + max(self._idle_s(local) for local in self._group.attempt.ranks)
             self._notice_key = picture.key
+            self._said |= {picture.key} if picture.once else set()
             self._inform(picture.notice)
         return None
 
@@ -282,8 +285,11 @@ class Watch:
         counts = self._requested_s is not None or beat.beat_ns > 0
         seconds, before = time.monotonic() - earlier[0], earlier[1].get(local)
         pair = [each for each in (before, look) if each is not None]
+        position = self._group.position(local, look)
+        if look is not None and look.printed_ns < self._moved_ns.get(local, 0):
+            position = replace(position, printed="")
         return replace(
-            self._group.position(local, look),
+            position,
             idle_s=idle_s,
             late=idle_s > limit_s,
             # Where no rank waits for another, only ranks that have been idle for long count as
@@ -321,7 +327,8 @@ class Watch:
                 self._with_nccl(hang.judge_proven(positions, proven, uneven=uneven))
             )
         if not hang.hangs(positions):
-            return WatchVerdict(picture=waiting.stopped(positions) or waiting.outlived(positions))
+            picture = waiting.stopped(positions) or waiting.outlived(positions)
+            return WatchVerdict(picture=picture or waiting.after_exception(positions))
         cause = hang.judge(positions, uneven=uneven)
         if self._requested_s is not None:
             return WatchVerdict(self._with_nccl(cause))

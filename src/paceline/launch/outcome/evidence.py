@@ -23,10 +23,14 @@ from paceline.launch.outcome.resume import Checkpoint
 from paceline.machine.user_code import is_users
 from paceline.rundir.committed import last_committed
 from paceline.rundir.files import MOST_BYTES, RunDir, display_path, open_file, read_json, read_text
+from paceline.signatures.lines import parse
+from paceline.signatures.tracebacks import Tracebacks
+from paceline.text.wording import shorten
 
 _OTHER_THREAD = "a thread of a library crashed, while the main thread was in:"
 # How torch begins the lines of a C++ stack.
 _NATIVE_FRAMES = ("frame #", "<omitting python frames>")
+_MOST_OF_LINE, _MOST_RAISED = 1000, 160
 
 
 def read_failure(path: Path) -> Failure | None:
@@ -52,6 +56,8 @@ def failure_from(ours: Mapping[str, Any]) -> Failure:
         finding=Finding.from_json(ours["finding"]) if ours.get("finding") else None,
         output=ours.get("output", ""),
         unprinted=ours.get("unprinted", False),
+        notes=tuple(ours.get("notes", ())),
+        parts=tuple(ours.get("parts", ())),
     )
 
 
@@ -101,6 +107,16 @@ def read_tail(path: Path, *, lines: int = 12, limit_bytes: int = 8192) -> tuple[
             return last_lines(file.read().decode("utf-8", errors="replace"), lines=lines)
     except OSError:
         return ()
+
+
+def last_raised(text: str, *, but: str = "") -> str:
+    """Return the exception of the last traceback in a log that is not in ``but``; else empty."""
+    reader = Tracebacks()
+    for number, line in enumerate(text.splitlines()):
+        reader.feed(parse(line[:_MOST_OF_LINE], number))
+    raised = [f"{each.type}: {each.message}" for each in reader.raised if each.shown]
+    others = [shorten(each.rstrip(": "), _MOST_RAISED) for each in raised if each not in but]
+    return others[-1] if others else ""
 
 
 def last_lines(text: str, *, lines: int = 12) -> tuple[str, ...]:

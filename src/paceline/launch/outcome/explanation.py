@@ -23,6 +23,10 @@ from paceline.text.wording import named, shorten
 _WORKER_ERROR = re.compile(r"Caught (\w+) in DataLoader worker process")
 # The loader raises this in a signal handler, so it appears on whichever line was running.
 _WORKER_GONE = re.compile(rf"{texts.WORKER_SIGNAL}|{texts.WORKER_EXITED}")
+# How ``mp.spawn``, a DataLoader and a pool say that a process of theirs has ended.
+_CHILD_GONE = re.compile(
+    rf"{texts.WORKER_EXITED}|process \d+ terminated with exit code|BrokenProcessPool"
+)
 # What the kernel's kill for lack of memory looks like from the rank.
 _WORKER_KILLED = re.compile(rf"{texts.WORKER_KILLED}|{texts.WORKER_EXITED}")
 # Methods of Hugging Face's models that save memory; tutorials call them on any model.
@@ -134,7 +138,7 @@ def _explain_exception(end: RankExit, failure: Failure, *, ranks: str, is_alone:
             what, where = what.replace(f"rank {end.rank} is", f"{ranks} are"), ranks
         return replace(failure.finding, what=what, where=where, evidence=tuple(own))
     name = _name_of(failure, is_alone=is_alone)
-    known = _by_signature([failure.root, failure.message])
+    known = _by_signature([failure.root, failure.message, *failure.parts, *_of_child(end, failure)])
     text, evidence = _message(end, failure)
     if known is not None and not _NO_METHOD.search(text):
         raised = shorten(_describe(failure, text, ranks=ranks), _MOST_RAISED)
@@ -206,7 +210,8 @@ def _message(end: RankExit, failure: Failure) -> tuple[str, list[str]]:
         text, place_in_worker = _inside_worker(failure.message, caught[1])
         return text, [place_in_worker] if place_in_worker else place
     more = failure.message.strip().splitlines()[1:3]
-    lines = [line.strip() for line in more if line.strip() not in ("", "Last error:")]
+    further = [*more, *failure.notes[:2], *failure.parts]
+    lines = [line.strip() for line in further if line.strip() not in ("", "Last error:")]
     return failure.first_line, [*place, *lines]
 
 
@@ -240,10 +245,17 @@ def _method_instead(owner: str, method: str) -> str:
 
 def _place_lines(end: RankExit, failure: Failure) -> list[str]:
     """Return the evidence about where an exception came from."""
+    if of_child := _of_child(end, failure):
+        return [f"its log shows {text}" for text in of_child]
     if _WORKER_GONE.search(failure.message):
         return _about_lost_worker(end, failure)
     place = failure.place
     return [f"{place.file}:{place.line} in {place.function}: {place.code}"] if place else []
+
+
+def _of_child(end: RankExit, failure: Failure) -> list[str]:
+    """Return the exception that a log shows, if a rank failed because a process of it has ended."""
+    return [end.log_shows] if end.log_shows and _CHILD_GONE.search(failure.root) else []
 
 
 def _about_lost_worker(end: RankExit, failure: Failure) -> list[str]:

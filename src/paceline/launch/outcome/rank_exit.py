@@ -37,6 +37,8 @@ class Failure:
     finding: Finding | None = None
     output: str = ""  # the file to which the script has sent its traceback; empty for its log
     unprinted: bool = False  # whether the rank left it to the launcher to print it
+    notes: tuple[str, ...] = ()  # what was added to it with ``add_note``
+    parts: tuple[str, ...] = ()  # the exceptions of a group, a line each
 
     @property
     def place(self) -> Frame | None:
@@ -105,6 +107,7 @@ class RankExit:
     position: Position | None = None
     # use of ``/dev/shm`` on its host, ``"98 % of 64 MB"``; empty if it was not near full
     shm: str = ""
+    log_shows: str = ""  # the last exception in its log that is not its own, or empty
     threads: tuple[str, ...] = ()  # exceptions that ended threads of the rank, in words
     # variables that its script had changed when it waited for the other ranks, in words
     changes: tuple[str, ...] = ()
@@ -118,6 +121,11 @@ class RankExit:
         A crash in the interpreter's teardown, after the script's end, is not a failure.
         """
         return self.code == 0 or (self.finished and self.code in _CRASHES)
+
+    @property
+    def swallowed(self) -> bool:
+        """Whether an exception ended its script and its process has ended well: by a hook."""
+        return self.code == 0 and self.failure is not None
 
     @property
     def unfinished(self) -> bool:

@@ -64,9 +64,10 @@ def judge(
 ) -> Verdict:
     """Return the likely root cause."""
     lost = tuple(lost)
-    if hang is not None:
+    swallowed = [end for end in ends if end.swallowed and weigh(end) == CAUSE]
+    if hang is not None and not swallowed:
         return Verdict(hang, label="hang: ")
-    bad = [end for end in ends if end.failed or end.unfinished]
+    bad = [end for end in ends if end.failed or end.unfinished or end in swallowed]
     # What an exit says counts before its time: a victim may be noticed before the rank that failed.
     ranked = sorted(bad, key=lambda end: (weigh(end), end.first_ns, end.rank))
     failed_ranks = _ranks(end for end in ranked if end.failed)
@@ -241,9 +242,14 @@ def other_troubles(ends: Sequence[RankExit]) -> tuple[str, ...]:
     """
     ranks: dict[str, list[int]] = {}
     for end in ends:
-        for text in (*end.changes, *end.threads):
+        for text in (*end.changes, *end.threads, *_swallowed(end)):
             ranks.setdefault(text, []).append(end.rank)
     return tuple(f"in {named(members)}, {text}" for text, members in ranks.items())
+
+
+def _swallowed(end: RankExit) -> list[str]:
+    said = end.failure.headline if end.failure is not None and end.swallowed else ""
+    return [f"{said} ended the script, and its process has status 0"] if said else []
 
 
 def with_meeting_fix(finding: Finding, ends: Iterable[RankExit]) -> Finding:

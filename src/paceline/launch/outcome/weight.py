@@ -42,7 +42,8 @@ def _weigh_exception(end: RankExit, failure: Failure) -> int:
             return VICTIM  # raised because of the signal to stop
     if failure.finding is not None and texts.FINITE_ITSELF in failure.finding.evidence:
         return UNCLEAR  # another rank is to blame, if one blames itself
-    return weigh_texts([failure.root]) or CAUSE
+    # of a group the part that is nearest to a cause
+    return min(weigh_texts([text]) or CAUSE for text in error_texts(end))
 
 
 def weigh_texts(texts: Sequence[str]) -> int | None:
@@ -59,7 +60,7 @@ def weigh_texts(texts: Sequence[str]) -> int | None:
 
 def error_texts(end: RankExit) -> Sequence[str]:
     """Return the texts that say why a rank failed: its exception, or the last lines of its log."""
-    return [end.failure.root] if end.failure else end.log_tail
+    return (end.failure.parts or [end.failure.root]) if end.failure else end.log_tail
 
 
 def texts_about(

@@ -134,6 +134,10 @@ class Console:
         self._shown.catch_up()
         return self._files[path].tail if path in self._files else ""
 
+    def traceback_ns(self, path: str) -> int:
+        """Return when a traceback last began in a log file, on the monotonic clock; 0 if never."""
+        return self._files[path].traceback_ns if path in self._files else 0
+
     def forget_closed(self) -> None:
         """Forget the log files that nobody writes to, with their last lines."""
         self._files = {path: file for path, file in self._files.items() if file.users}

@@ -19,6 +19,7 @@ _TAIL_BYTES = 16384
 # A deleted file can still be written to. How often to check whether it has a name.
 _NAME_CHECK_S = 0.5
 DELETED = "it was deleted"
+_TRACEBACK = b"Traceback (most recent call last)"
 
 OnLoss = Callable[[str, str], None]
 
@@ -30,6 +31,7 @@ class LogFile:
         self.path = path
         self.handle = -1
         self.users = 0
+        self.traceback_ns = 0  # when a traceback last began in it, on the monotonic clock
         self._on_loss = on_loss
         self._tail = b""
         self._dropped = 0
@@ -65,6 +67,8 @@ class LogFile:
         self._tail = (
             data[-_TAIL_BYTES:] if len(data) >= _TAIL_BYTES else (self._tail + data)[-_TAIL_BYTES:]
         )
+        if _TRACEBACK in data:
+            self.traceback_ns = time.monotonic_ns()
         if self.handle < 0 or self._has_no_name():
             self._dropped += len(data)
             return

@@ -33,7 +33,7 @@ from paceline.launch.run.console import DEFAULT_PREFIX, fill_prefix, plan_stream
 from paceline.launch.run.context import LaunchContext
 from paceline.machine import processes, system
 from paceline.rundir import owned
-from paceline.rundir.files import RunDir
+from paceline.rundir.files import RunDir, display_path
 from paceline.text.wording import shorten
 
 # After the first failure: how long to wait for a likelier cause than a victim, how long ranks have
@@ -50,6 +50,7 @@ _CONTINUE_S = 0.2  # how long a stopped process may take until its main thread r
 _IN_KERNEL_S = 0.6
 _NAMED = float("inf")
 _SOURCE_FILE = re.compile(r"\[/\S+\] ")  # with which gloo's errors begin
+_PREFETCHED_STEPS = 20
 _MOST_SAID = 80  # characters of an exception that follows from another
 
 
@@ -249,6 +250,12 @@ class RankGroup(PContext):
     def look(self, *, quiet: bool = False) -> dict[int, Look]:
         """Ask the living ranks where they are; if ``quiet``, without signals to silent ones."""
         port = next(iter(self.envs.values()), {}).get(env.MASTER_PORT, "")
+        ports = [int(port)] if port.isdigit() else []
+        looks = stacks.look(*self._askable(), quiet=quiet, leave_out=ports)
+        return {local: self._with_log(local, look) for local, look in looks.items()}
+
+    def _askable(self) -> tuple[dict[int, int], dict[int, str], dict[int, Path]]:
+        """Return the living ranks: their processes, addresses, and the files for their stacks."""
         pids, addresses, files = {}, {}, {}
         for local in self.attempt.living & set(self.attempt.pids):
             pid = pids[local] = self.attempt.pids[local]
@@ -256,8 +263,22 @@ class RankGroup(PContext):
                 if entry["pid"] == pid:  # its entry has run, and has installed our handler
                     addresses[local] = entry["address"]
                     files[local] = rank_files.path_of(self.attempt.files[local].stacks)
-        leave_out = [int(port)] if port.isdigit() else []
-        return stacks.look(pids, addresses, files, quiet=quiet, leave_out=leave_out)
+        return pids, addresses, files
+
+    def _with_log(self, local: int, look: Look) -> Look:
+        """Add the last exception that a rank's log shows since its last progress."""
+        beat, path = self.counted(local), self.attempt.log_paths.get(local, "")
+        since_ns = beat.beat_ns
+        if position.classify(look.frames)[0] == position.DATA:
+            # a worker prints why it ends while the rank still takes earlier batches
+            since_ns -= int(max(1.0, _PREFETCHED_STEPS * beat.step_s) * 1e9)
+        console = self._context.console
+        traceback_ns = console.traceback_ns(path)
+        shown = evidence.last_raised(console.tail(path)) if traceback_ns > since_ns else ""
+        if not shown:
+            return look
+        text = f"its log shows {shown}, perhaps handled (less {display_path(Path(path))})"
+        return replace(look, printed=text, printed_ns=traceback_ns)
 
     def position(self, local: int, look: Look | None) -> Position:
         """Return where a rank is, as far as the look at it shows."""
@@ -279,6 +300,7 @@ class RankGroup(PContext):
             members=stacks.members_of(look),
             kept=look.kept or stacks.kept_by_hook(look, returned=beat.phase == counters.RETURNED),
             threads=self._dead_threads(local),
+            printed=look.printed,
             called=stacks.last_call_of(look),
             **look.recorded,
         )
@@ -306,7 +328,8 @@ class RankGroup(PContext):
         crashed = ended is not None and ended.code < 0
         at_crash = attempt.files[local].crash if crashed else -1
         stack = evidence.read_stack(rank_files.path_of(at_crash)) if crashed else ()
-        tail = evidence.last_lines(self._context.console.tail(str(log))) if bad else ()
+        text = self._context.console.tail(str(log)) if bad else ""
+        tail = evidence.last_lines(text)
         crash = self._run_dir.crash(rank, attempt.number) if stack else None
         return RankExit(
             rank=rank,
@@ -323,6 +346,9 @@ class RankGroup(PContext):
             position=self._last_position(local, failure, crashed),
             log=evidence.output_of(failure, log if tail or not bad else crash, log=log),
             log_tail=tail,
+            log_shows=evidence.last_raised(text, but=failure.traceback)
+            if failure is not None
+            else "",
             stack=stack,
             oom_kills=evidence.count_oom_kills() - attempt.oom_before if bad else 0,
             shm=evidence.shm_pressure() if bad else "",

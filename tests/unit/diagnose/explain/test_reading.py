@@ -109,6 +109,17 @@ def test_pieces_cut_lines_anywhere():
         assert [line for some in reading.split(pieces) for line in some] == text.split(b"\n")[:-1]
 
 
+@pytest.mark.parametrize("part", ["x", "7", "a ", "x."])
+def test_a_message_of_megabytes_takes_no_more_than_its_beginning(tmp_path, part):
+    path = tmp_path / "run.log"
+    path.write_text(f"Traceback (most recent call last):\nValueError: {part * 2_000_000}\n")
+    start_s = time.process_time()
+    assert explain(str(path)).findings[0].name == "user-exception"
+    path.write_text(part * 2_000_000)
+    explain(str(path))
+    assert time.process_time() - start_s < 5  # each took 14 to 60 s
+
+
 def test_many_lines_of_one_kind_are_read_fast(tmp_path):
     path = tmp_path / "nccl.log"
     path.write_bytes(LINE * 200_000 + FAULT + LINE * 1000)

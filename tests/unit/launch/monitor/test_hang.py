@@ -96,6 +96,15 @@ def test_what_a_rank_does_in_words():
 
 
 WAITS = [flying(rank, BACK, "all_reduce", 812) for rank in range(3)]
+
+
+def test_what_a_rank_has_printed_is_evidence_of_a_hang_and_of_its_end():
+    stuck = at(3, NEXT, idle=118, printed="its log shows OSError: x")
+    for ended_after_s in (0.0, 30.0):
+        finding = judge([*WAITS, stuck], ended_after_s=ended_after_s)
+        assert finding.evidence[0] == "in rank 3, its log shows OSError: x"
+
+
 VERDICTS = {
     "a rank in its data": (
         [*WAITS, at(3, NEXT, idle=118)],

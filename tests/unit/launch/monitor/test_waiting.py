@@ -1,5 +1,9 @@
 """What is said of ranks that have waited for long while nothing is proven."""
 
+from dataclasses import replace
+
+import pytest
+
 from paceline.errors import Finding
 from paceline.launch.monitor import waiting
 from paceline.launch.monitor.position import Frame, Position
@@ -62,3 +66,27 @@ def test_what_the_start_has_found_out_is_in_the_notice_if_all_wait():
     assert said[-2:] == (known, "fix: open the ports")
     absent = [both[0], standing(1, "node-a")]
     assert "not reached" not in str(waiting.picture(absent, unreached=closed))
+
+
+CODE = (Frame("train.py", 5, "<module>", user=True),)
+REDUCER = replace(waiting_in(0, "all_reduce"), idle_s=11.0)
+STUCK = Position(rank=1, frames=CODE, idle_s=11.0, still=True, printed="its log shows OSError: x")
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        [replace(REDUCER, idle_s=9.0), STUCK],
+        [REDUCER, replace(STUCK, idle_s=9.0)],
+        [REDUCER, replace(STUCK, still=False)],
+        [REDUCER, replace(STUCK, moving=True)],
+        [REDUCER, replace(STUCK, printed="")],
+        [REDUCER, STUCK, Position(rank=2, frames=CODE, idle_s=11.0)],  # perhaps it is this one
+        [replace(STUCK, rank=0), STUCK],
+        [replace(REDUCER, printed=STUCK.printed), replace(REDUCER, rank=1)],
+    ],
+)
+def test_only_an_exception_of_an_idle_rank_that_others_wait_for_is_said_early(positions):
+    said = waiting.after_exception([REDUCER, STUCK])
+    assert said.notice.details[-1] == "in rank 1, its log shows OSError: x"
+    assert waiting.after_exception(positions) is None

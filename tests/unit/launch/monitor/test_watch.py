@@ -36,6 +36,7 @@ class Group:
         self.at = dict.fromkeys(range(len(ranks)), WAITING)
         self.beat = dict.fromkeys(range(len(ranks)), counters.NOTHING)
         self.looked = self.signalled = 0
+        self.threads = ()  # exceptions in rank 1
 
     def look(self, *, quiet=False):
         self.looked += 1
@@ -55,6 +56,8 @@ class Group:
             ended=ended,
             pid=4711,
             state=state,
+            threads=self.threads if local == 1 else (),
+            printed=look.printed if look else "",
             **recorded,
         )
 
@@ -184,12 +187,15 @@ def test_a_stopped_rank_is_called_stopped_within_ten_seconds(clock):
     assert after_s < 10
 
 
+LOG = {"printed": "its log shows OSError: x", "printed_ns": int(1e12)}
+
+
 class Working(dict):
     """A rank in its own code whose stack changes with every look."""
 
     def __getitem__(self, local):
         self.looks = getattr(self, "looks", 0) + 1
-        return Look((user(self.looks),), cpu_s=float(self.looks)) if local == 1 else WAITING
+        return Look((user(self.looks),), cpu_s=float(self.looks), **LOG) if local == 1 else WAITING
 
 
 def test_one_that_others_wait_for_and_that_works_is_noticed_once(clock):
@@ -442,3 +448,36 @@ def test_a_script_of_collectives_alone_is_looked_at_ever_less_often(clock):
     first = group.looked
     assert until_told(watch, clock, within_s=600) is None
     assert group.looked - first < 30
+
+
+@pytest.mark.parametrize(
+    ("threads", "log", "said", "seconds"),
+    [
+        (("thread feeder raised OSError: x",), {}, "in rank 1, thread feeder", (5, 8)),
+        ((), LOG, "in rank 1, its log shows OSError: x", (10, 16)),
+    ],
+)
+def test_an_exception_of_a_rank_that_others_wait_for_is_said_soon_and_once(
+    clock, threads, log, said, seconds
+):
+    group, watch = watched(clock)
+    group.at[1] = Look((user(5),), cpu_s=1.0, **log)
+    group.threads = threads
+    notice, after_s = until_noticed(group, watch, clock, within_s=60)
+    assert notice.details[-1].startswith(said)
+    assert seconds[0] <= after_s <= seconds[1]
+    clock.s += 1
+    group.beat = {local: stepped(clock) for local in range(2)}
+    assert until_noticed(group, watch, clock, within_s=115) is None
+    assert not group.signalled
+
+
+def test_what_a_rank_has_printed_before_its_last_collective_or_while_it_works_is_not_said(clock):
+    group, watch = watched(clock)
+    group.at[1] = Look((user(5),), recorded={"seq": 1, "group": "0"}, **LOG)
+    assert until_noticed(group, watch, clock, within_s=8) is None
+    group.at[1] = Look((user(5),), recorded={"seq": 2, "group": "0"}, **LOG)
+    assert until_noticed(group, watch, clock, within_s=100) is None
+    group, watch = watched(clock)
+    group.at = Working()
+    assert until_noticed(group, watch, clock, within_s=100) is None

@@ -41,6 +41,45 @@ def test_what_the_worker_records_is_read_back(tmp_path):
     assert failure.time_ns > 1_700_000_000 * 10**9
 
 
+class Nameless(type):
+    @property
+    def __name__(cls):
+        raise RuntimeError("no name")
+
+
+class Mute(Exception, metaclass=Nameless):
+    def __str__(self):
+        raise SystemExit(0)
+
+
+class Group(Exception):  # as that of Python 3.11 and its backport
+    exceptions = (KeyError("a"), OSError("b\nc"))
+
+
+def with_notes():
+    error = ValueError("no")
+    error.__notes__ = ["at sample 7"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "notes", "parts"),
+    [
+        (Mute(), "<its str() raises an exception>", (), ()),
+        (Group("many"), "many", (), ("KeyError: 'a'", "OSError: b")),
+        (with_notes(), "no", ("at sample 7",), ()),
+        (ValueError("\udcff\0"), "\udcff\0", (), ()),
+    ],
+    ids=["mute", "group", "notes", "not utf-8"],
+)
+def test_unusual_exceptions_are_recorded(tmp_path, error, message, notes, parts):
+    path = tmp_path / "error.json"
+    rank_entry.record(RankTask(0, SCRIPT, "train.py", error_file=str(path)), error)
+    failure = evidence.read_failure(path)
+    assert failure.type in ("Mute", "Group", "ValueError")
+    assert (failure.message, failure.notes, failure.parts) == (message, notes, parts)
+
+
 def test_a_syntax_error_is_placed_where_it_is(tmp_path):
     path = tmp_path / "error.json"
     try:
@@ -112,6 +151,28 @@ def test_the_last_lines_that_say_something(tmp_path, text, expected):
     path = tmp_path / "rank.out"
     path.write_bytes(text.encode())
     assert evidence.read_tail(path) == expected
+
+
+_RAISED = 'Traceback (most recent call last):\n  File "/home/me/a.py", line 7, in f\n    f()\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("epoch 3\n" + _RAISED + "Odd: gone\nepoch 4\n", "Odd: gone"),
+        (_RAISED + "KeyError: 1\n" + _RAISED + "OSError: 2\n", "OSError: 2"),
+        (
+            _RAISED + "RuntimeError: \n\n  An attempt\n",
+            "RuntimeError: An attempt",
+        ),
+        (_RAISED.replace("/home/me/a.py", "<frozen x>") + "KeyError\n", "KeyError"),
+        ("MeanSquaredError: 0.3\nValueError: said, and not raised\n", ""),
+        (_RAISED, ""),
+        ("Exception ignored in: <function f>\n" + _RAISED + "OSError: 2\n", ""),
+    ],
+)
+def test_the_last_exception_that_a_log_shows(text, expected):
+    assert evidence.last_raised(text) == expected
 
 
 def test_only_the_end_of_a_large_log_is_read(tmp_path):

@@ -698,6 +698,7 @@ def test_a_record_survives_the_way_through_the_store():
         oom_kills=2,
         position=Position(rank=3, frames=IN_COLLECTIVE, call="all_reduce", seq=4),
         shm="98 % of 64 MB",
+        log_shows="OSError: gone",
         threads=("thread loader raised OSError: gone",),
         changes=("MASTER_PORT=1; the launcher set 2",),
         standing=Position(rank=3, frames=IN_COLLECTIVE, threads=("thread x raised",)),
@@ -1181,3 +1182,46 @@ def test_a_text_of_a_library_has_one_name(message, name):
     ends = [failed(rank, "RuntimeError", message) for rank in (0, 1)]
     assert judge(ends).finding.name == name
     assert explain_judge([f"RuntimeError: {message}"]).findings[0].name == name
+
+
+HOOK = replace(fine(1), failure=raised("ValueError", "the cause"))  # it calls os._exit(0)
+
+
+def test_an_exception_whose_hook_ends_the_process_well_is_the_cause_of_a_hang():
+    hang = Finding("rank-ended-early", "rank 1 has ended, and rank 0 still waits")
+    assert (
+        judge([stopped(0), HOOK], hang=hang).finding.what == "rank 1 raised ValueError: the cause"
+    )
+    assert judge([victim(0), HOOK]).causes == (1,)
+    assert other_troubles([HOOK])[0].startswith("in rank 1, ValueError: the cause ended the script")
+    lost = replace(HOOK, failure=raised("RuntimeError", CLOSED))
+    assert judge([stopped(0), lost], hang=hang).finding is hang
+    assert not other_troubles([fine(0)])
+
+
+def test_of_a_group_the_parts_are_shown_and_weighed():
+    group = raised("ExceptionGroup", "many (2 sub-exceptions)")
+    lost, own = f"RuntimeError: {CLOSED}", "KeyError: 'x' (/home/me/train.py:3)"
+    only_lost = end(1, failure=replace(group, parts=(lost,)))
+    mixed = end(1, failure=replace(group, parts=(lost, own), notes=("at sample 7",)))
+    assert (weigh(only_lost), weigh(mixed)) == (VICTIM, CAUSE)
+    assert {"at sample 7", own} <= set(judge([mixed]).finding.evidence)
+
+
+SPAWN = "An attempt has been made to start a new process before the"
+
+
+@pytest.mark.parametrize(
+    ("shown", "message", "what", "evidence"),
+    [
+        (f"RuntimeError: {SPAWN}", "process 1 terminated with exit code 1", "no main guard", ""),
+        ("OSError: x", "process 1 terminated with exit code 1", "terminated", "shows OSError: x"),
+        ("OSError: x", "DataLoader worker (pid(s) 7) exited unexpectedly", "", "shows OSError: x"),
+        ("OSError: x", "the rank's own", "the rank's own", "main"),
+    ],
+)
+def test_why_a_process_that_a_rank_has_started_has_ended(shown, message, what, evidence):
+    failure = raised("RuntimeError", message, frames=own())
+    finding = judge([end(1, failure=failure, log_shows=shown)]).finding
+    assert what in finding.what
+    assert any(evidence in line for line in finding.evidence)
