@@ -235,16 +235,14 @@ class Tuning:
         )
 
     def _nothing_measured(self) -> Finding:
-        if self.facts is None:
-            seconds = max(self.seconds, _START_S)
-            what = f"made no optimizer step on a batch of a DataLoader in {seconds:.0f} s"
-            fix = "let it start with less data, or use an idle machine"
-            return Finding("trial-too-slow", f"{self.name} {what}", fix=fix)
+        seconds = max(self.seconds, _START_S)
+        what = "made no optimizer step on a batch of a DataLoader"
+        if self.facts is not None:
+            seconds, what = self.seconds, "ended too soon or took too long to be measured"
         return Finding(
             "trial-too-slow",
-            f"{self.name} ended too soon or took too long to be measured in {self.seconds:.0f} s",
-            fix=f"give it more time (--seconds {5 * self.seconds:.0f}), or let it start with"
-            " less data",
+            f"{self.name} {what} in {seconds:.0f} s",
+            fix=f"give it more time (--seconds {5 * seconds:.0f}), or let it start with less data",
         )
 
 

@@ -87,12 +87,10 @@ def _broken(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
 def _repair(*, off: bool, over_nvlink: bool) -> str:
     if over_nvlink:
         return "NVLink is at fault: nvidia-smi nvlink -s; have the machine looked at"
+    repair = "until ACS and IOMMU are off in the BIOS, or the driver is newer"
     if off:
-        return "ACS and IOMMU off in the BIOS, or a newer driver; leave the setting until then"
-    return (
-        "export NCCL_P2P_DISABLE=1 (slower: over host memory) until ACS and IOMMU are off or the"
-        " driver is newer"
-    )
+        return f"keep the setting {repair}"
+    return f"export NCCL_P2P_DISABLE=1 (slower: over host memory) {repair}"
 
 
 def _switched_off(facts: Facts, pairs: Sequence[GpuPair]) -> Iterator[Finding]:
