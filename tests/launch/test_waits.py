@@ -78,8 +78,8 @@ PROVEN = {
         ("rank 1 (", "has destroyed the process group in which rank 0 waits: all_reduce #1"),
     ),
     "one creates a group": (
-        "if rank == 1:\n    dist.new_group([0, 1])\ndist.all_reduce(numbers)\n",
-        ("rank 1 (", "new_group, train.py:6", "all_reduce #1, train.py:7"),
+        "if rank == 1:\n    dist.new_group([0, 1])\nelse:\n    dist.all_reduce(numbers)\n",
+        ("rank 1 (", "new_group, train.py:6", "all_reduce #1, train.py:8"),
     ),
     "two groups in opposite order": (
         TWO_GROUPS,
