@@ -125,7 +125,7 @@ FEW_FILES = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (96, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 from paceline.cli.main import main
-sys.argv = ["paceline", "run", "--nproc-per-node", "24", "limit.py"]
+sys.argv = ["paceline", "run", "--nproc-per-node", "14", "limit.py"]
 main()
 """
 
