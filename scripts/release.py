@@ -58,7 +58,8 @@ def version() -> str:
 
 def build(output: Path, *, isolated: bool = True) -> Path:
     """Build the sdist and, from it, the wheel; return the wheel."""
-    shutil.rmtree(output, ignore_errors=True)
+    for old in (*output.glob("paceline-*.whl"), *output.glob("paceline-*.tar.gz")):
+        old.unlink()  # and no more: the folder may be one that holds other files
     options = [] if isolated else ["--no-isolation"]
     words = [sys.executable, "-m", "build", "--outdir", str(output), *options, str(ROOT)]
     subprocess.run(words, check=True, timeout=_LIMIT_S, stdout=sys.stderr)
