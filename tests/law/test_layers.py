@@ -20,7 +20,7 @@ FLOORS = {
         3,
     ),  # but launch, doors of train
     **dict.fromkeys(("measure", "slurm", "why"), 4),
-    **dict.fromkeys(("functions", "testing"), 5),
+    "testing": 5,
     "cli": 6,
     "__main__": 7,
 }

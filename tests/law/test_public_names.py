@@ -22,7 +22,7 @@ def commands(group, path=("paceline",)):
 
 
 def python_names():
-    """Every name that a public module shows; ``paceline.map`` stands in no ``__all__``."""
+    """Every name that a public module shows."""
     yield from (f"paceline.{name}" for name in dir(paceline))
     for module in (callbacks, data, loggers, logging):
         yield from (f"{module.__name__}.{name}" for name in module.__all__)

@@ -161,10 +161,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "paceline jobs": ("paceline jobs", "paceline jobs SWEEP --sort val/accuracy --descending"),
     "paceline clean": ("paceline clean", "paceline clean --yes"),
     "paceline cancel": ("paceline cancel 4711", "paceline cancel paceline-runs/SWEEP"),
-    "paceline call": (
-        "paceline call paceline-runs/NAME",
-        "paceline call paceline-runs/MAP/3",
-    ),
     "paceline requeue": (
         "paceline requeue paceline-runs/NAME --status $status",
         "paceline requeue paceline-runs/NAME --status 75",

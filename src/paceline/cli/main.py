@@ -32,7 +32,7 @@ from paceline.cli import (
 from paceline.cli.command_help import show as _show
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError
-from paceline.rundir.files import RunDir, not_permitted
+from paceline.rundir.files import not_permitted
 from paceline.text.json_text import print_json as _print_json
 from paceline.version import __version__
 
@@ -294,24 +294,7 @@ def _requeue(run: Path, status: int) -> int:
     """
     from paceline.slurm.jobs import requeue
 
-    # A call that was killed has recorded no outcome, by which the next line decides.
-    if RunDir(run).arguments.exists():
-        from paceline.functions import direct
-
-        direct.conclude(run, status=status)
     return requeue.requeue(run, status=status)
-
-
-@cli.command("call", hidden=True)
-@click.argument("run", type=click.Path(path_type=Path))
-def _call(run: Path) -> int:
-    """Make the call of a function that paceline.submit or paceline.map has stored; for job scripts.
-
-    RUN is its run folder. The result is written there.
-    """
-    from paceline.functions import direct
-
-    return direct.call(run)
 
 
 # The words are those of another launcher, whose options look like ours.

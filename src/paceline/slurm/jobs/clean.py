@@ -55,7 +55,7 @@ def clean(folder: Path | None, *, is_confirmed: bool) -> int:
 
 def _unneeded(run_dir: RunDir, row: RunRow) -> dict[Path, str]:
     """Return the folders of a run that may go, with the reasons."""
-    saved = (run_dir.checkpoints, run_dir.metrics, run_dir.arguments, run_dir.bench)
+    saved = (run_dir.checkpoints, run_dir.metrics, run_dir.bench)
     owner = lease_file.read(run_dir.root)
     verdict = judge(
         row,

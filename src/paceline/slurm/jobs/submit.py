@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,6 @@ from paceline.text.json_text import print_json
 from paceline.text.quoting import CONTROL, word
 
 _MIN_RUN_S = 120  # Slurm may send the signal a minute early, and starting takes up to a minute
-
-Fill = Callable[[Path], None]  # writes further files into a folder
 
 
 @dataclass(frozen=True)
@@ -118,12 +116,11 @@ def _printed(requested: SubmitRequest) -> str:
     return batch.render(requested, place)
 
 
-def queue(requested: SubmitRequest, *, fill: Fill | None = None) -> Queued:
+def queue(requested: SubmitRequest) -> Queued:
     """Check a request against the cluster, create its run folder, and call sbatch.
 
     Args:
         requested: The request; with a sweep, it becomes an array.
-        fill: Writes further files into the folder before sbatch is called; None writes none.
 
     Raises:
         PacelineError: The request cannot be granted, the folder cannot be written, or sbatch does
@@ -143,9 +140,9 @@ def queue(requested: SubmitRequest, *, fill: Fill | None = None) -> Queued:
         from paceline.slurm.sweep import sweep_submit
 
         environ = _environ(requested)
-        job = sweep_submit.submit(requested, place, text, environ=environ, fill=fill)
+        job = sweep_submit.submit(requested, place, text, environ=environ)
     else:
-        job = _submit(requested, place, text, fill)
+        job = _submit(requested, place, text)
     return Queued(job, place)
 
 
@@ -299,7 +296,7 @@ def _require_possible(requested: SubmitRequest, cluster: Cluster) -> None:
         raise UsageError(fatal)
 
 
-def _submit(requested: SubmitRequest, place: JobPlace, text: str, fill: Fill | None) -> JobRecord:
+def _submit(requested: SubmitRequest, place: JobPlace, text: str) -> JobRecord:
     run = RunDir(Path(place.run_dir))
     previous = record.read(run)
     _require_ended(previous, place)
@@ -308,8 +305,6 @@ def _submit(requested: SubmitRequest, place: JobPlace, text: str, fill: Fill | N
         old = run.job_script.read_bytes() if run.job_script.exists() else None
         run.create(new=new and not requested.run_dir)
         write_whole(run.job_script, text, mode=SECRET_MODE)
-        if fill is not None:
-            fill(run.root)
     except OSError as error:
         if new:
             shutil.rmtree(run.root, ignore_errors=True)

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,6 @@ def submit(
     text: str,
     *,
     environ: Mapping[str, str],
-    fill: Callable[[Path], None] | None = None,
 ) -> JobRecord:
     """Create the folder of a sweep with those of its elements, and call sbatch once.
 
@@ -93,7 +92,6 @@ def submit(
         place: Where the folder of the sweep is.
         text: The job script.
         environ: Environment of sbatch.
-        fill: Writes further files into the folder before sbatch is called; None writes none.
 
     Returns:
         What the records of all elements have in common.
@@ -109,8 +107,6 @@ def submit(
     try:
         sweep_folder.create(folder, list(elements))
         write_whole(RunDir(folder).job_script, text, mode=SECRET_MODE)
-        if fill is not None:
-            fill(folder)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise SetupError(not_writable(folder, error)) from None
