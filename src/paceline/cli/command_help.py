@@ -116,10 +116,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "paceline checkpoint export paceline-runs/NAME model.safetensors",
         "paceline checkpoint export RUN/checkpoints/00012-step-120 model.pt",
     ),
-    "paceline explain": (
-        "paceline explain slurm-4711.out",
-        "paceline explain --bundle paceline-runs/NAME",
-    ),
+    "paceline explain": ("paceline explain slurm-4711.out", "paceline explain NET001"),
     "paceline schema": ("paceline schema lint", "paceline schema checkpoint list"),
     "paceline skill": ("paceline skill",),
     "paceline lint": ("paceline lint job.sh train.py", "paceline lint --sarif jobs/*.sbatch"),

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from paceline.cli.translate.translate import TranslatedLine
-from paceline.diagnose.bundle.archive import Bundle
 from paceline.diagnose.catalogue.shelf import Page
 from paceline.diagnose.doctor.facts import Facts
 from paceline.errors import Finding, Notice
@@ -468,7 +467,7 @@ COMMANDS: Mapping[str, Any] = {
     "top": SpeedData,
     "doctor": DoctorData,
     "why": WhyData,
-    "explain": FindingsData | Page | VariableData | Bundle,
+    "explain": FindingsData | Page | VariableData,
     "lint": FindingsData,
     "verify": VerifyData,
     "bench": BenchData,
