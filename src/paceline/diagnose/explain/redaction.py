@@ -276,7 +276,9 @@ def known() -> Known:
     """Return the names of this user and host, and the secret values of the environment."""
     variables = env.snapshot()
     secrets = [
-        value for name, value in variables.items() if SECRET_NAME.search(name) and is_secret(name, value)
+        value
+        for name, value in variables.items()
+        if SECRET_NAME.search(name) and is_secret(name, value)
     ]
     users = [variables.get(name, "") for name in _USER_VARIABLES]
     homes = [variables.get("HOME", "")]
