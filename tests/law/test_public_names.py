@@ -50,4 +50,4 @@ def test_public_names_are_those_of_the_page(kind):
 def test_the_walk_finds_commands():
     """Otherwise the list of commands could be empty on both sides."""
     assert isinstance(cli, click.Group)
-    assert "paceline profile check" in set(commands(cli))
+    assert "paceline checkpoint list" in set(commands(cli))

@@ -162,11 +162,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "paceline requeue paceline-runs/NAME --status $status",
         "paceline requeue paceline-runs/NAME --status 75",
     ),
-    "paceline profile": ("paceline profile check cluster", "paceline profile check ./cluster.toml"),
-    "paceline profile check": (
-        "paceline profile check cluster",
-        "paceline profile check --json ./cluster.toml",
-    ),
 }
 
 

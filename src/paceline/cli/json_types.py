@@ -443,21 +443,6 @@ class SweepRowData(RunRow):
     elements: list[ElementRowData]  # its elements
 
 
-class ProfileItemData(TypedDict):
-    """One setting of a profile."""
-
-    subject: str  # the setting
-    state: str  # whether it fits the cluster
-    told: str  # what the cluster says of it
-
-
-class ProfileData(TypedDict):
-    """A profile compared with the cluster."""
-
-    items: list[ProfileItemData]  # what was compared
-    findings: list[FindingData]  # what does not fit
-
-
 # Fields that a command does not print.
 LEFT_OUT: Mapping[type, str] = {RunRow: "is_alive", BenchFile: "worlds"}
 # What each command prints: one of its forms.
@@ -478,6 +463,5 @@ COMMANDS: Mapping[str, Any] = {
     "jobs": list[RunRow | SweepRowData] | list[ElementRowData],
     "checkpoint list": list[CheckpointData],
     "checkpoint verify": CheckpointVerdictData,
-    "profile check": ProfileData,
     "translate": TranslatedLine,
 }

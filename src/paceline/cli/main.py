@@ -323,28 +323,6 @@ def _translate(command: tuple[str, ...], as_json: bool) -> int:
     return EXIT_OK
 
 
-@cli.group()
-def profile() -> None:
-    """Settings of a site, for paceline submit --profile NAME."""
-
-
-@profile.command("check")
-@click.argument("name")
-@command_help.JSON
-def _profile_check(name: str, as_json: bool) -> int:
-    """Compare a profile with the cluster that this machine belongs to: partition, limits, modules,
-    folders.
-
-    NAME is a file that ends in .toml, or NAME.toml in .paceline/profiles here or in
-    ~/.config/paceline/profiles.
-    """
-    from paceline.slurm import profile_check
-
-    report = profile_check.check(name)
-    _show(report, as_json)
-    return report.exit_status
-
-
 def main() -> NoReturn:
     """Entry of the command ``paceline``.
 
