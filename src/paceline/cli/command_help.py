@@ -63,7 +63,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "Start": ("new", "run", "submit", "translate"),
     "Measure": ("bench", "tune", "forecast", "top", "report", "verify"),
     "Diagnose": ("doctor", "lint", "explain", "why"),
-    "Runs and jobs": ("jobs", "follow", "cancel", "clean", "checkpoint", "profile", "completion"),
+    "Runs and jobs": ("jobs", "follow", "cancel", "clean", "checkpoint", "completion"),
     "For programs": ("schema", "skill"),
 }
 FURTHER = {"run": "Further options", "submit": "Options of paceline run", "": "Options"}

@@ -147,7 +147,7 @@ def queue(requested: SubmitRequest) -> Queued:
 
 
 def _with_sweep(requested: SubmitRequest, typed: Mapping[str, Any]) -> SubmitRequest:
-    if not any(name in typed for name in ("array", "sweep", "param")):
+    if not any(name in typed for name in ("array", "param")):
         return requested
     from paceline.slurm.sweep import sweep_submit
 
