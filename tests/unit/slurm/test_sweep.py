@@ -146,11 +146,6 @@ def test_elements_with_the_same_arguments_are_said(capsys, typed, arguments, exp
     assert bool(said) == bool(expected)
 
 
-def test_a_missing_file_is_refused(tmp_path):
-    finding = refusal(UsageError, sweep_submit.choose, {"sweep": str(tmp_path / "none.toml")}, ())
-    assert (finding.name, finding.where) == ("sweep-invalid", str(tmp_path / "none.toml"))
-
-
 NASTY = ["two words", "it's", 'a "b"', "$(touch broken-out)", "`x`", "back\\slash", "#", ";", "ü"]
 
 
