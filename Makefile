@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-ci test-all test-device compat lint docs bench bench-links bench-tune bench-jobs release recordings gpu-report \
+.PHONY: demo test test-ci test-all test-device compat lint docs bench bench-links bench-tune release recordings gpu-report \
 	cluster cluster-stop clean
 
 # Tests start thousands of interpreters. Where the environment forbids bytecode, as in many containers, each would
@@ -102,12 +102,6 @@ bench-links: .make-test
 
 bench-tune: .make-test
 	$(BIN)/python benchmarks/tune.py
-
-# Twenty jobs beside submitit, on a cluster of its own, which needs root.
-bench-jobs: .make-test
-	bash scripts/install_system_packages.sh
-	$(PIP) submitit
-	$(BIN)/python benchmarks/functions.py
 
 # The wheel and the sdist in dist/, tried in a fresh environment of each Python of this machine: the commands that need
 # no torch, and the program of the README in the Python of .venv; make release TORCH=yes tries that one everywhere.

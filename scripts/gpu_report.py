@@ -5,7 +5,7 @@
 Some twenty minutes on two GPUs, at most three quarters of an hour. A part that fails or takes too long is reported, and the next one
 runs; a part that needs more GPUs than there are is left out, and says so. The file holds versions,
 names of GPUs, what each part came to, and its output. Names of users and hosts, addresses and
-secrets are replaced as in ``paceline explain --bundle``. docs/reference/gpu-readiness.md says what
+secrets, people and addresses are replaced. docs/reference/gpu-readiness.md says what
 the parts stand for.
 """
 
@@ -25,8 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.diagnose.bundle.archive import known
-from paceline.diagnose.bundle.redaction import Redactor
+from paceline.diagnose.explain.redaction import Redactor, known
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_CHARACTERS = 20_000  # of the output of a part: its beginning and its end

@@ -19,8 +19,6 @@ package, and pytest would warn that it cannot rewrite its assertions.
     diagnose    explain what went wrong without running the user's program
     env         every environment variable that paceline reads or sets: name, meaning, default
     errors      the shape of bad news: the Finding, and the exceptions that carry one
-    functions   Python functions as jobs: ``paceline.submit``, ``paceline.map`` and the jobs that
-                they return
     launch      the launcher behind ``paceline run``: start the ranks on torch's elastic engine and
                 watch them
     loggers     loggers with the names and arguments of Lightning's; ``paceline.logging`` has the
@@ -61,11 +59,6 @@ if TYPE_CHECKING:
     from paceline import loggers as loggers
     from paceline.errors import Finding as Finding
     from paceline.errors import PacelineError as PacelineError
-    from paceline.functions.api import map as map
-    from paceline.functions.api import submit as submit
-    from paceline.functions.job import Job as Job
-    from paceline.functions.job import JobError as JobError
-    from paceline.functions.job import as_completed as as_completed
     from paceline.launch.run.inline import launch as launch
     from paceline.train.logging import CSVLogger as CSVLogger
     from paceline.train.logging import TensorBoardLogger as TensorBoardLogger
@@ -81,18 +74,8 @@ if TYPE_CHECKING:
     from paceline.trainer import LightningDataModule as LightningDataModule
     from paceline.trainer import LightningModule as LightningModule
 
-# launch checks for torch when it is called; functions may be submitted where there is none.
-_WITHOUT_TORCH = (
-    "CSVLogger",
-    "Finding",
-    "PacelineError",
-    "launch",
-    "Job",
-    "JobError",
-    "as_completed",
-    "map",
-    "submit",
-)
+# launch checks for torch when it is called.
+_WITHOUT_TORCH = ("CSVLogger", "Finding", "PacelineError", "launch")
 
 _HOMES = {
     "Callback": "paceline.trainer",
@@ -101,8 +84,6 @@ _HOMES = {
     "FSDP": "paceline.train.model.strategy",
     "DataModule": "paceline.trainer",
     "Finding": "paceline.errors",
-    "Job": "paceline.functions.job",
-    "JobError": "paceline.functions.job",
     "LightningDataModule": "paceline.trainer",
     "LightningModule": "paceline.trainer",
     "Module": "paceline.trainer",
@@ -110,12 +91,9 @@ _HOMES = {
     "Session": "paceline.train.session",
     "TensorBoardLogger": "paceline.logging",
     "Trainer": "paceline.trainer",
-    "as_completed": "paceline.functions.job",
     "launch": "paceline.launch.run.inline",
-    "map": "paceline.functions.api",
     "preemptible": "paceline.train.preemptible",
     "seed_everything": "paceline.trainer",
-    "submit": "paceline.functions.api",
 }
 
 __all__ = [
@@ -125,8 +103,6 @@ __all__ = [
     "Callback",
     "DataModule",
     "Finding",
-    "Job",
-    "JobError",
     "LightningDataModule",
     "LightningModule",
     "Module",
@@ -135,17 +111,13 @@ __all__ = [
     "TensorBoardLogger",
     "Trainer",
     "__version__",
-    "as_completed",
     "callbacks",
     "data",
     "launch",
     "loggers",
     "preemptible",
     "seed_everything",
-    "submit",
 ]
-# With "from paceline import *" this one would hide Python's own.
-_NOT_STARRED = ("map",)
 
 _MODULES = ("callbacks", "data", "loggers", "utilities")
 
@@ -169,4 +141,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted((*__all__, *_NOT_STARRED))
+    return sorted(__all__)

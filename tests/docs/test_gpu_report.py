@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.diagnose.bundle.redaction import Known, Redactor
+from paceline.diagnose.explain.redaction import Known, Redactor
 from repository_scripts import script
 
 

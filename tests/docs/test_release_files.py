@@ -68,11 +68,11 @@ def test_a_form_for_issues_is_one(path):
         assert field["type"] != "dropdown" or field["attributes"]["options"]
 
 
-def test_bugs_and_false_alarms_ask_for_a_bundle():
+def test_bugs_and_false_alarms_ask_what_explain_says():
     assert {path.stem for path in FORMS} == {"bug", "healthy-run-accused", "question"}
     for name in ("bug", "healthy-run-accused"):
         text = (ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text()
-        assert "paceline explain --bundle" in text
+        assert "paceline explain paceline-runs/NAME" in text
 
 
 @pytest.mark.parametrize(("name", "version"), FORMATS.items(), ids=FORMATS)

@@ -58,7 +58,7 @@ def test_every_public_name_is_on_one_page():
             module, _, name = path.rpartition(".")
             shown = getattr(importlib.import_module(module), name)
             places.setdefault(id(shown), []).append(path)
-    public = {f"paceline.{name}": getattr(paceline, name) for name in (*paceline.__all__, "map")}
+    public = {f"paceline.{name}": getattr(paceline, name) for name in paceline.__all__}
     for name in MODULES:
         module = importlib.import_module(f"paceline.{name}")
         public |= {f"paceline.{name}.{each}": getattr(module, each) for each in module.__all__}

@@ -12,12 +12,9 @@ from pathlib import Path
 
 import pytest
 
-import paceline
 import report_runs
 import starting
 from paceline.cli import main
-from paceline.errors import SetupError
-from paceline.functions import by_machine
 from paceline.measure import report  # the other user may not see the interpreter's folder
 from paceline.rundir.files import RunDir
 from paceline.slurm.jobs import listing
@@ -109,41 +106,6 @@ def test_secrets_of_the_command_line_are_in_no_file_of_a_run(tmp_path):
 
 def files_of(folder):
     return [path for path in folder.rglob("*") if path.is_file()]
-
-
-# ---------------------------------------------------------------------------------- other's jobs
-
-
-def local_job(folder, state):
-    run_dir = RunDir(folder)
-    run_dir.create()
-    queue = by_machine.new_queue([folder], parallel=1, command=("true",))
-    by_machine.LocalQueue(**{**vars(queue), "pid": os.getpid()}).write(folder)
-    queue_file = str(run_dir.local_queue)
-    by_machine.LocalState(queue_file, state, status=0, since_ns=1).write(run_dir)
-    return run_dir
-
-
-def test_the_job_of_another_user_is_refused_with_a_finding(shared):
-    run_dir = local_job(shared / "job", by_machine.RUNNING)
-    run_dir.root.chmod(0o555)
-    job = paceline.Job(run_dir.root)
-    assert job.status == by_machine.RUNNING
-    with other_user():
-        assert job.status == by_machine.RUNNING
-        with pytest.raises(SetupError, match="cannot be cancelled") as cancelled:
-            job.cancel()
-    assert cancelled.value.finding.name == "folder-not-writable"
-    assert str(run_dir.cancelled) in cancelled.value.finding.where
-    run_dir.local.chmod(0)
-    with other_user():
-        for ask in (lambda: job.status, job.done, lambda: job.result(0), lambda: job.exception(0)):
-            with pytest.raises(SetupError, match="cannot be read"):
-                ask()
-    run_dir.root.chmod(0)
-    with other_user(), pytest.raises(SetupError, match="cannot be read"):
-        paceline.Job(run_dir.root)
-    run_dir.root.chmod(0o755)
 
 
 def test_what_another_user_keeps_for_himself_is_refused_with_a_finding(shared, monkeypatch, capsys):

@@ -40,12 +40,10 @@ def without(tmp_path):
     return run
 
 
-def test_the_launcher_explains_a_failure_without_training_measuring_slurm_and_functions(
-    without, tmp_path
-):
+def test_the_launcher_explains_a_failure_without_training_measuring_and_slurm(without, tmp_path):
     (tmp_path / "train.py").write_text("import os\nassert os.environ['RANK'] != '1', 'not here'\n")
     ran, explained, helped = without(
-        ("train", "measure", "slurm", "functions"),
+        ("train", "measure", "slurm"),
         ("-m", "paceline", "run", "--nproc-per-node", "2", "--run-dir", "run", "train.py"),
         ("-m", "paceline", "explain", "run"),
         ("-m", "paceline", "--help"),
@@ -71,6 +69,6 @@ def test_a_session_trains_without_the_launcher(without, tmp_path):
         "    optimizer.zero_grad()\n"
         "print('trained to', session.step)\n"
     )
-    (ran,) = without(("launch", "cli", "measure", "slurm", "functions", "why"), ("train.py",))
+    (ran,) = without(("launch", "cli", "measure", "slurm", "why"), ("train.py",))
     assert ran.returncode == 0, ran.stderr
     assert "trained to 2" in ran.stdout

@@ -20,7 +20,7 @@ FLOORS = {
         3,
     ),  # but launch, doors of train
     **dict.fromkeys(("measure", "slurm", "why"), 4),
-    **dict.fromkeys(("functions", "testing"), 5),
+    "testing": 5,
     "cli": 6,
     "__main__": 7,
 }
@@ -46,7 +46,7 @@ INSIDE = {
         "preemptible",
         "trainer",
     ),
-    "diagnose": ("variables", "catalogue", "doctor", "explain", "lint", "edits", "bundle"),
+    "diagnose": ("variables", "catalogue", "doctor", "explain", "lint", "edits"),
     # The empty name is the package's own door.
     "diagnose.lint.job": (
         "sbatch_options",

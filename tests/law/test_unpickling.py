@@ -7,7 +7,6 @@ import ast
 # Flight Recorder, by an unpickler that knows no class; the call of a job and its result, in its run folder; what tests
 # and their ranks send each other.
 MAY_UNPICKLE = {
-    "functions/pickles.py",
     "launch/run/inline.py",
     "train/session/once.py",
     "train/checkpoint/unpickling.py",

@@ -1,4 +1,4 @@
-"""docs/guides/slurm.md: its commands run on a cluster of their own, one after the other, as a newcomer types them."""
+"""Guides of jobs: their commands run on a cluster of their own, one after the other, as a newcomer types them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import pytest
 from pages import IN_SLURM, blocks, run, surroundings
 from slurm.cluster import start, stop
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "slurm.md"
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 
 
+@pytest.mark.parametrize(("guide", "least"), [("slurm", 6), ("submitit", 2)])
 @pytest.mark.slurm
 @pytest.mark.timeout(300)
-def test_every_command_of_the_guide(tmp_path, tmp_path_factory):
+def test_every_command_of_the_guide(guide, least, tmp_path, tmp_path_factory):
     where = tmp_path_factory.mktemp("guide")  # shorter than the test's own
     cluster = start(where)  # where the first job is job 1, as the guide has it
     folder = tmp_path / "project"
@@ -26,7 +27,7 @@ def test_every_command_of_the_guide(tmp_path, tmp_path_factory):
     }
     ran = 0
     try:
-        for block in blocks(GUIDE.read_text(), IN_SLURM):
+        for block in blocks((GUIDES / f"{guide}.md").read_text(), IN_SLURM):
             if block.file:
                 (folder / block.file).write_text(block.text)
             if block.status is not None:
@@ -35,4 +36,4 @@ def test_every_command_of_the_guide(tmp_path, tmp_path_factory):
                 ran += 1
     finally:
         stop(where)
-    assert ran >= 6
+    assert ran >= least

@@ -63,7 +63,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "Start": ("new", "run", "submit", "translate"),
     "Measure": ("bench", "tune", "forecast", "top", "report", "verify"),
     "Diagnose": ("doctor", "lint", "explain", "why"),
-    "Runs and jobs": ("jobs", "follow", "cancel", "clean", "checkpoint", "profile", "completion"),
+    "Runs and jobs": ("jobs", "follow", "cancel", "clean", "checkpoint", "completion"),
     "For programs": ("schema", "skill"),
 }
 FURTHER = {"run": "Further options", "submit": "Options of paceline run", "": "Options"}
@@ -116,10 +116,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "paceline checkpoint export paceline-runs/NAME model.safetensors",
         "paceline checkpoint export RUN/checkpoints/00012-step-120 model.pt",
     ),
-    "paceline explain": (
-        "paceline explain slurm-4711.out",
-        "paceline explain --bundle paceline-runs/NAME",
-    ),
+    "paceline explain": ("paceline explain slurm-4711.out", "paceline explain NET001"),
     "paceline schema": ("paceline schema lint", "paceline schema checkpoint list"),
     "paceline skill": ("paceline skill",),
     "paceline lint": ("paceline lint job.sh train.py", "paceline lint --sarif jobs/*.sbatch"),
@@ -161,18 +158,9 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "paceline jobs": ("paceline jobs", "paceline jobs SWEEP --sort val/accuracy --descending"),
     "paceline clean": ("paceline clean", "paceline clean --yes"),
     "paceline cancel": ("paceline cancel 4711", "paceline cancel paceline-runs/SWEEP"),
-    "paceline call": (
-        "paceline call paceline-runs/NAME",
-        "paceline call paceline-runs/MAP/3",
-    ),
     "paceline requeue": (
         "paceline requeue paceline-runs/NAME --status $status",
         "paceline requeue paceline-runs/NAME --status 75",
-    ),
-    "paceline profile": ("paceline profile check cluster", "paceline profile check ./cluster.toml"),
-    "paceline profile check": (
-        "paceline profile check cluster",
-        "paceline profile check --json ./cluster.toml",
     ),
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +12,6 @@ from paceline.cli import command_help, completed_words
 from paceline.cli.command_help import show
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError, option_contradicted
-from paceline.rundir.files import display_path
 from paceline.text import terminal
 from paceline.text.json_text import print_json
 
@@ -22,34 +20,14 @@ from paceline.text.json_text import print_json
 @click.argument(
     "subject", metavar="LOGFILE|CODE|NAME|-", shell_complete=completed_words.findings_or_files
 )
-@click.option(
-    "--bundle",
-    "makes_bundle",
-    is_flag=True,
-    help="Write a redacted archive to attach to a ticket: read it first.",
-)
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="With --bundle: the archive. [paceline-bundle-NAME.tar.gz]",
-)
 @command_help.JSON
-def EXPLAIN(subject: str, makes_bundle: bool, output: Path | None, as_json: bool) -> Action:
+def EXPLAIN(subject: str, as_json: bool) -> Action:
     """Explain a log file, a finding, or a variable of NCCL or torch.
 
     LOGFILE is the output of a run under any framework and launcher (- for standard input), or a run
     folder: the likely cause comes first. CODE or NAME, port-in-use or NET001, is what a finding is
     called; or NAME is a variable such as NCCL_IB_HCA.
     """
-
-    if makes_bundle:
-        return lambda: _bundle(subject, output, as_json)
-    if output is not None:
-        what = "--output has an effect only with --bundle"
-        raise option_contradicted(
-            what, fix=f"paceline explain --bundle {subject} --output {output}"
-        )
 
     def action() -> int:
         from paceline.diagnose import explain
@@ -81,18 +59,6 @@ def _described(name: str) -> Any:
     from paceline.diagnose import variables  # only now: a code is answered without the tables
 
     return variables.describe(name)
-
-
-def _bundle(subject: str, output: Path | None, as_json: bool) -> int:
-    from paceline.diagnose import bundle
-
-    written = bundle.bundle(subject, output)
-    if as_json:
-        print_json(written)
-        return EXIT_OK
-    print(written.summary(), file=sys.stderr)
-    print(display_path(written.path))
-    return EXIT_OK
 
 
 @click.command("lint", cls=command_help.HelpedCommand)

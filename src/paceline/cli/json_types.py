@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from paceline.cli.translate.translate import TranslatedLine
-from paceline.diagnose.bundle.archive import Bundle
 from paceline.diagnose.catalogue.shelf import Page
 from paceline.diagnose.doctor.facts import Facts
 from paceline.errors import Finding, Notice
@@ -445,21 +444,6 @@ class SweepRowData(RunRow):
     elements: list[ElementRowData]  # its elements
 
 
-class ProfileItemData(TypedDict):
-    """One setting of a profile."""
-
-    subject: str  # the setting
-    state: str  # whether it fits the cluster
-    told: str  # what the cluster says of it
-
-
-class ProfileData(TypedDict):
-    """A profile compared with the cluster."""
-
-    items: list[ProfileItemData]  # what was compared
-    findings: list[FindingData]  # what does not fit
-
-
 # Fields that a command does not print.
 LEFT_OUT: Mapping[type, str] = {RunRow: "is_alive", BenchFile: "worlds"}
 # What each command prints: one of its forms.
@@ -469,7 +453,7 @@ COMMANDS: Mapping[str, Any] = {
     "top": SpeedData,
     "doctor": DoctorData,
     "why": WhyData,
-    "explain": FindingsData | Page | VariableData | Bundle,
+    "explain": FindingsData | Page | VariableData,
     "lint": FindingsData,
     "verify": VerifyData,
     "bench": BenchData,
@@ -480,6 +464,5 @@ COMMANDS: Mapping[str, Any] = {
     "jobs": list[RunRow | SweepRowData] | list[ElementRowData],
     "checkpoint list": list[CheckpointData],
     "checkpoint verify": CheckpointVerdictData,
-    "profile check": ProfileData,
     "translate": TranslatedLine,
 }

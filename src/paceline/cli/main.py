@@ -32,7 +32,7 @@ from paceline.cli import (
 from paceline.cli.command_help import show as _show
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError, UsageError
-from paceline.rundir.files import RunDir, not_permitted
+from paceline.rundir.files import not_permitted
 from paceline.text.json_text import print_json as _print_json
 from paceline.version import __version__
 
@@ -313,24 +313,7 @@ def _requeue(run: Path, status: int) -> int:
     """
     from paceline.slurm.jobs import requeue
 
-    # A call that was killed has recorded no outcome, by which the next line decides.
-    if RunDir(run).arguments.exists():
-        from paceline.functions import direct
-
-        direct.conclude(run, status=status)
     return requeue.requeue(run, status=status)
-
-
-@cli.command("call", hidden=True)
-@click.argument("run", type=click.Path(path_type=Path))
-def _call(run: Path) -> int:
-    """Make the call of a function that paceline.submit or paceline.map has stored; for job scripts.
-
-    RUN is its run folder. The result is written there.
-    """
-    from paceline.functions import direct
-
-    return direct.call(run)
 
 
 # The words are those of another launcher, whose options look like ours.
@@ -357,28 +340,6 @@ def _translate(command: tuple[str, ...], as_json: bool) -> int:
     for note in translated.notes:
         print(f"note: {note}", file=sys.stderr)
     return EXIT_OK
-
-
-@cli.group()
-def profile() -> None:
-    """Settings of a site, for paceline submit --profile NAME."""
-
-
-@profile.command("check")
-@click.argument("name")
-@command_help.JSON
-def _profile_check(name: str, as_json: bool) -> int:
-    """Compare a profile with the cluster that this machine belongs to: partition, limits, modules,
-    folders.
-
-    NAME is a file that ends in .toml, or NAME.toml in .paceline/profiles here or in
-    ~/.config/paceline/profiles.
-    """
-    from paceline.slurm import profile_check
-
-    report = profile_check.check(name)
-    _show(report, as_json)
-    return report.exit_status
 
 
 def main() -> NoReturn:

@@ -82,18 +82,6 @@ def FORECAST(run: str, as_json: bool, **options: Any) -> int:  # a constant too
     return EXIT_OK
 
 
-def _address(
-    context: click.Context, option: click.Parameter, value: str | None
-) -> tuple[str, int] | None:
-    """Return the host and port of ``[HOST:]PORT``; only this machine is served without a host."""
-    if value is None:
-        return None
-    host, _, port = value.rpartition(":")
-    if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise click.BadParameter(f"{value!r} is not [HOST:]PORT.", param=option)
-    return host.strip("[]") or "127.0.0.1", int(port)
-
-
 @click.command("top", cls=command_help.PlainCommand)
 @click.argument("run", required=False, default="", shell_complete=completed_words.runs)
 @click.option("--once", is_flag=True, help="Print it once, and end.")
@@ -104,31 +92,17 @@ def _address(
     metavar="SECONDS",
     help="Seconds between two updates. [2]",
 )
-@click.option(
-    "--metrics-port",
-    callback=_address,
-    metavar="[HOST:]PORT",
-    help="Serve the figures there in the format of Prometheus instead. [HOST 127.0.0.1]",
-)
 @command_help.JSON
-def TOP(
-    run: str, once: bool, interval: float, metrics_port: tuple[str, int] | None, as_json: bool
-) -> int:
+def TOP(run: str, once: bool, interval: float, as_json: bool) -> int:
     """Show the speed of a running job: where the time of a step goes, and which rank is slow.
 
     RUN is a run's folder, or its name in paceline-runs/; without it the run there that wrote its
     speed last. Works on every machine that sees the folder, until the run ends.
     """
+    from paceline.measure import top
+
     try:
-        if metrics_port is not None:
-            from paceline.measure import exporter
-
-            host, port = metrics_port
-            exporter.serve(run, host=host, port=port)
-        else:
-            from paceline.measure import top
-
-            top.show(run, once=once, as_json=as_json, interval_s=interval)
+        top.show(run, once=once, as_json=as_json, interval_s=interval)
     except KeyboardInterrupt:  # the usual way to end it
         print()
     return EXIT_OK

@@ -8,5 +8,4 @@ doctor     what is wrong with this machine
 explain    the likely cause of a failure in the text of a log
 lint       mistakes in job scripts and training scripts
 edits      edits that remove a finding of lint
-bundle     a redacted archive of a run, to attach to a ticket
 """

@@ -7,6 +7,5 @@ intervals        medians with intervals
 network          ``bench network``; network_worker runs in its ranks, network_points prints
 speed            finds a run, and reads its speed while it runs
 top              the lines of ``paceline top``
-exporter         the speed as metrics for Prometheus
 proof            ``run --prove``: a second start that shows what the first one left open
 """

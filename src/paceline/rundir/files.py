@@ -43,8 +43,6 @@ _LEAST_BYTES = 65536  # space for a plan, short logs and the last events
 # Not "runs": scripts use that name, as TensorBoard's writer does by default.
 RUNS = Path("paceline-runs")
 EARLIER_RUNS = Path("runs")  # until paceline 0.1; still searched
-# The module that makes the call of a function which is stored in a run folder.
-IN_JOB = "paceline.functions.in_job"
 # In the folder of a checkpoint; written last, so it proves that the other files are complete.
 MANIFEST = "manifest.json"
 
@@ -191,45 +189,6 @@ class RunDir:
     def sweep(self) -> Path:
         """The elements of a sweep and their values (JSON); its run folders are below this one."""
         return self.root / "sweep.json"
-
-    @property
-    def function(self) -> Path:
-        """The function of a job that is one, pickled; those of a map have it in common."""
-        return self.root / "function.pkl"
-
-    @property
-    def arguments(self) -> Path:
-        """The arguments of that function, pickled."""
-        return self.root / "arguments.pkl"
-
-    @property
-    def result(self) -> Path:
-        """What that function has returned on rank 0, pickled; there is none before its end."""
-        return self.root / "result.pkl"
-
-    def exception(self, rank: int) -> Path:
-        """The exception that ended that function on a rank, pickled."""
-        return self.root / "ranks" / f"rank-{rank:03d}.exception.pkl"
-
-    @property
-    def local(self) -> Path:
-        """State of a job that this machine runs without Slurm (JSON)."""
-        return self.root / "local.json"
-
-    @property
-    def local_output(self) -> Path:
-        """Output of such a job: the console of its launcher."""
-        return self.root / "local.out"
-
-    @property
-    def local_queue(self) -> Path:
-        """The jobs of this folder that one process starts on this machine (JSON)."""
-        return self.root / "queue.json"
-
-    @property
-    def cancelled(self) -> Path:
-        """Exists when such a job is to end."""
-        return self.root / "cancelled"
 
     @property
     def job_output(self) -> Path:

@@ -13,7 +13,6 @@
     cluster          what the cluster says about itself
     profile          defaults of a site and of a user
     profile_files    where profiles are
-    profile_check    ``paceline profile check``
     stop_signal      the signal at which a script saves a checkpoint
     toml_reader      TOML with the lines of its values
 

@@ -19,7 +19,7 @@ from paceline.text.quoting import CONTROL
 APPTAINER, SINGULARITY, PYXIS = "apptainer", "singularity", "pyxis"
 RUNTIMES = (APPTAINER, SINGULARITY, PYXIS)
 _NOT_IN_PROFILES = {"profile", "sbatch", "run_dir", "dry_run", "follow", "json"}
-_NOT_IN_PROFILES |= {"sweep", "param", "array", "again", "from"}
+_NOT_IN_PROFILES |= {"param", "array", "again", "from"}
 _NOT_IN_PROFILES |= {option.name for option in DIRECT}  # read as any other option of sbatch
 _OWN = {option.name: option for option in OWN if option.name not in _NOT_IN_PROFILES}
 _FORWARDED = {option.name: option for option in FORWARDED}

@@ -52,7 +52,6 @@ _EXCLUSIVE = (
         "paceline submit --json ..., and paceline follow with the run folder that it prints",
     ),
     ("json", "dry_run", "the script is printed", "leave out --json"),
-    ("sweep", "param", "both give the parameters", "leave out --param, and add its line to FILE"),
     *(
         (
             "follow",
@@ -60,7 +59,7 @@ _EXCLUSIVE = (
             "the elements have an output each",
             "leave out --follow; then paceline jobs SWEEP, and paceline follow SWEEP/0",
         )
-        for name in ("array", "sweep", "param", "again")
+        for name in ("array", "param", "again")
     ),
 )
 # Options of other commands, and those of submit that mean the same.

@@ -73,7 +73,7 @@ def test_every_command_that_people_type_is_listed_under_one_of_five_headings():
     assert listed == {heading: list(names) for heading, names in SECTIONS.items()}
     assert len(listed) == 5
     names = [name for part in listed.values() for name in part]
-    assert sorted([*names, "call", "endpoint", "requeue"]) == sorted(cli.commands)
+    assert sorted([*names, "endpoint", "requeue"]) == sorted(cli.commands)
 
 
 @pytest.mark.parametrize("path", COMMANDS)

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from paceline.diagnose.doctor.collectors import peers
-from paceline.functions import by_machine
 from paceline.launch.in_rank import rank_entry
 from paceline.launch.plan.task import RankTask
 from paceline.measure import trial
@@ -19,13 +18,11 @@ from paceline.why import gather
 
 # What these processes import: us, what we need, and modules of the standard library.
 PLANTED = ("paceline", "torch", "click", "pytest", "psutil", "runpy", "json", "logging")
-QUEUE = by_machine.LocalQueue((), parallel=1, command=())
 SPAWNED = RankTask(0, "script", "train.py", method="spawn", python=sys.executable)
 # Each returns a command, or starts it.
 STARTS = {
     "why": lambda folder: gather._collector(gather.WatchOptions(0.01)),
     "doctor": lambda folder: peers.try_pairs(()),
-    "queue of functions": lambda folder: by_machine.start(folder, QUEUE),
     "trial": lambda folder: trial.start(["--version"], environ={}, output=None),
     "job script": lambda folder: [*submit.own_command(), "--version"],
     "ranks of a Trainer": lambda folder: start.start_ranks(2, 1),

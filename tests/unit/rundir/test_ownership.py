@@ -10,12 +10,9 @@ import pytest
 from torch import nn, optim
 
 import canned
-import paceline
-import run_events
 from paceline import Session, env
 from paceline.cli import main as cli
 from paceline.errors import UsageError
-from paceline.functions import pickles
 from paceline.launch.plan.options import Options
 from paceline.launch.run import folder as run_folder
 from paceline.rundir import identity, ownership
@@ -122,30 +119,6 @@ def test_a_sweep_that_was_found_is_this_users_own(given_away, slurm, tmp_path, c
     given_away(RunDir(tmp_path / sweep).job_script)
     refused(lambda: typed(*again, "12"), f"paceline submit --again 0-1 {tmp_path}")
     assert "job.sh" in typed(*again, sweep)
-
-
-def test_the_result_of_a_job_that_was_found_is_this_users_own(given_away, slurm):
-    job = paceline.submit(max, 5, 7)
-    run_dir = RunDir(job.folder)
-    run_dir.create()
-    run_events.start(run_dir.events(0), world_size=1)
-    run_events.outcome(run_dir.events(0), 0)
-    pickles.write_result(run_dir.result, 7)
-    assert paceline.Job("12").result(0) == 7
-    given_away(run_dir.result)
-    for subject in ("12", job.folder.name):
-        assert paceline.Job(subject).status == "succeeded"
-        refused(paceline.Job(subject).result, f"paceline.Job('{job.folder}')")
-    assert paceline.Job(job.folder).result(0) == 7
-
-
-def test_the_jobs_of_a_map_that_was_found_are_this_users_own(given_away, slurm):
-    first, _ = paceline.map(abs, [-1, -2])
-    folder = first.folder.parent
-    assert len(paceline.Job.load_all("12")) == 2
-    given_away(folder)
-    refused(lambda: paceline.Job.load_all("12"), f"load_all('{folder}')")
-    assert len(paceline.Job.load_all(folder)) == 2
 
 
 def test_a_job_that_is_queued_again_continues_in_its_own_folder(given_away, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from paceline.errors import Finding
 from paceline.launch.outcome import root_cause
 from paceline.rundir import events
 from paceline.rundir.events import History, Outcome
-from paceline.rundir.files import IN_JOB, RunDir
+from paceline.rundir.files import RunDir
 from paceline.slurm import record
 from paceline.slurm.jobs import requeue
 from paceline.slurm.record import JobRecord, Requeue
@@ -516,21 +516,3 @@ def test_a_time_limit_that_is_shorter_than_the_start_is_named(run_dir, slurm, ca
     assert "saved nothing new: the job is not queued again" in err
     assert "of its time limit, --time 00:02:00" in err
     assert "this start ran for 00:01:0" in err
-
-
-@pytest.mark.parametrize(
-    ("status", "steps", "why"),
-    [
-        (75, 0, UNFINISHED),  # it works without optimizer steps, and says itself that it continues
-        (75, None, UNFINISHED),
-        (143, 0, ""),  # it may have worked for hours, and has saved nothing
-        (143, None, ""),
-    ],
-)
-def test_a_function_is_queued_again_when_it_asks_for_that_and_only_then(status, steps, why):
-    requeues = tuple(Requeue(0, number, UNFINISHED, elsewhere=True) for number in range(5))
-    job = replace(JOB, script=IN_JOB, requeues=requeues)
-    history = History(outcome=Outcome(status, time_ns=1), steps=steps)
-    decision = requeue.decide(status, job=job, history=history, last_step=None, nodelist="")
-    assert decision.why == why
-    assert (decision.finding is None) is (status == 75)

@@ -12,39 +12,10 @@ from paceline.rundir.sweeps import MOST_ELEMENTS
 from paceline.slurm import batch, request
 from paceline.slurm.batch import JobPlace
 from paceline.slurm.profile import Profile
-from paceline.slurm.sweep import definition, definition_file, sweep_submit
+from paceline.slurm.sweep import definition, sweep_submit
 from refusals import refusal
 
-GRID = """
-parallel = 2
-[parameters]
-lr = [0.1, 1e-3]
-width = [64, 128, 256]
-"""
-LIST = """
-[[elements]]
-lr = 0.1
-name = "a b"
-
-[[elements]]
-lr = -1
-name = "it's"
-"""
-RANDOM = """
-method = "random"
-count = 200
-seed = 3
-[parameters]
-lr = { min = 1e-4, max = 0.1, scale = "log" }
-drop = { min = 0.0, max = 0.5 }
-layers = { min = 2, max = 4 }
-width = { min = 16, max = 256, scale = "log" }
-act = ["relu", "gelu"]
-"""
-
-
-def points(text):
-    return definition_file.read(text, path="sweep.toml").points
+POINTS = definition.from_command_line(["lr=0.1,0.001", "width=64,128,256"])
 
 
 @pytest.mark.parametrize(
@@ -70,84 +41,16 @@ def test_what_is_no_array_is_refused_with_an_example(typed):
 
 
 def test_a_grid_has_every_combination_and_the_last_parameter_varies_fastest():
-    content = definition_file.read(GRID, path="sweep.toml")
-    assert content.parallel == 2
-    assert [tuple(point.values()) for point in content.points] == [
+    assert [tuple(point.values()) for point in POINTS] == [
         *(("0.1", "64"), ("0.1", "128"), ("0.1", "256")),
         *(("0.001", "64"), ("0.001", "128"), ("0.001", "256")),
     ]
 
 
-def test_a_list_has_its_elements():
-    assert points(LIST) == ({"lr": "0.1", "name": "a b"}, {"lr": "-1", "name": "it's"})
-
-
-def test_random_draws_are_in_their_ranges_and_the_same_each_time():
-    drawn = points(RANDOM)
-    assert len(drawn) == 200
-    assert drawn == points(RANDOM)
-    assert drawn != points(RANDOM.replace("seed = 3", "seed = 4"))
-    assert all(1e-4 <= float(point["lr"]) <= 0.1 for point in drawn)
-    assert 60 < sum(float(point["lr"]) < 10**-2.5 for point in drawn) < 140  # half of a log scale
-    assert {point["layers"] for point in drawn} == {"2", "3", "4"}
-    assert {point["act"] for point in drawn} == {"relu", "gelu"}
-    assert all(16 <= int(point["width"]) <= 256 for point in drawn)
-
-
-def test_another_parameter_leaves_the_draws_of_the_others_as_they_are():
-    more = points(RANDOM.replace("[parameters]", "[parameters]\nextra = { min = 0, max = 9 }"))
-    assert [point["lr"] for point in more] == [point["lr"] for point in points(RANDOM)]
-
-
-@pytest.mark.parametrize(
-    ("text", "what", "line", "fix"),
-    [
-        ("methd = 'grid'\n[parameters]\nlr = [1]", "no key methd", 1, 'method = "grid"'),
-        (
-            "method = 'grd'\n[parameters]\nlr = [1]",
-            "one of grid, list, random",
-            1,
-            'method = "grid"',
-        ),
-        ("[paramters]\nlr = [1, 2]", "no key paramters", 1, "[parameters]"),
-        ("lr = [1, 2]", "no key lr", 1, "[parameters], and below it: lr = [1, 2]"),
-        ("seed = 1\n[parameters]\nlr = [1]", "no effect with method grid", 1, 'method = "random"'),
-        ("[parameters]\nlr = []", "lr has no values", 2, "lr = [1, 2]"),
-        ("[parameters]\nlr = [[1]]", "a value of lr is", 2, "lr = [0.1, 0.01]"),
-        ('[parameters]\nlr = [1, "a\\u0007"]', "a value of lr is", 2, "lr = [0.1, 0.01]"),
-        ("[parameters]\nlr = { min = 1, max = 2 }", "a range", 2, 'method = "random"'),
-        ("[parameters]\nindex = [1]", "the element's own number", 2, "letters"),
-        ("[parameters]\n'a b' = [1]", "cannot be the name", 2, "letters"),
-        ("parallel = 0.5\n[parameters]\nlr = [1]", "parallel is a whole number", 1, "parallel = 8"),
-        ("[parameters]", "no parameters", 1, "[parameters]"),
-        ("", "no parameters", 0, "[parameters]"),
-        ("elements = 3", "sections [[elements]]", 1, "[[elements]]"),
-        ("[[elements]]\nlr = 1\n[[elements]]\nwd = 1", "element 0 has no wd", 3, "wd = ..."),
-        ("lr = 0.1 0.2", "not TOML", 1, 'lr = "0.1 0.2"'),
-        ("method = 'random'\n[parameters]\nlr = [1]", "have a count", 1, "count = 20"),
-        (RANDOM.replace("200", "0"), "count is a whole number", 3, "count = 8"),
-        (RANDOM.replace("seed = 3", "seed = 'x'"), "seed is a whole number", 4, "seed = 0"),
-        (RANDOM.replace("scale", "scal"), "lr has no key scal", 6, 'scale = "log"'),
-        (RANDOM.replace('"log"', '"logs"'), "scale of lr", 6, 'scale = "log"'),
-        (RANDOM.replace("min = 1e-4", "min = 0"), "above 0", 6, "min = 1e-4"),
-        (RANDOM.replace("min = 1e-4", "min = 1"), "below max", 6, ""),
-        (RANDOM.replace("min = 1e-4, ", ""), "no number min", 6, "lr = { min"),
-        (RANDOM.replace("max = 0.1", "max = inf"), "is finite", 6, ""),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_a_faulty_file_is_refused_with_its_line(text, what, line, fix):
-    finding = refusal(UsageError, points, text)
-    assert finding.name == "sweep-invalid"
-    assert what in finding.what
-    assert finding.where == (f"sweep.toml:{line}" if line else "sweep.toml")
-    assert fix in finding.fix
-
-
 def test_a_grid_that_is_too_large_is_refused():
-    axis = list(range(101))
-    text = f"[parameters]\na = {axis}\nb = {axis}"
-    assert f"at most {MOST_ELEMENTS:,}" in refusal(UsageError, points, text).what
+    words = ["a=range(101)", "b=range(101)"]
+    finding = refusal(UsageError, definition.from_command_line, words)
+    assert f"at most {MOST_ELEMENTS:,}" in finding.what
 
 
 @pytest.mark.parametrize(
@@ -177,13 +80,13 @@ def test_a_placeholder_without_a_value_is_refused():
 
 
 def test_an_array_chooses_among_the_elements_of_a_sweep():
-    chosen = definition.choose((), points(GRID), array="1,4-5%3", parallel=2)
+    chosen = definition.choose((), POINTS, array="1,4-5%3")
     assert [element.index for element in chosen.elements] == [1, 4, 5]
     assert chosen.elements[1].arguments == ("--lr", "0.001", "--width", "128")
     assert chosen.array == "1,4-5%3"
-    assert definition.choose((), points(GRID), parallel=2).array == "0-5%2"
-    assert definition.choose((), points(GRID), array="%1", parallel=2).array == "0-5%1"
-    finding = refusal(UsageError, definition.choose, (), points(GRID), array="0-6")
+    assert definition.choose((), POINTS).array == "0-5"
+    assert definition.choose((), POINTS, array="%1").array == "0-5%1"
+    finding = refusal(UsageError, definition.choose, (), POINTS, array="0-6")
     assert finding.fix == "--array 0-5"
 
 
@@ -241,11 +144,6 @@ def test_elements_with_the_same_arguments_are_said(capsys, typed, arguments, exp
     said = capsys.readouterr().err
     assert expected in said
     assert bool(said) == bool(expected)
-
-
-def test_a_missing_file_is_refused(tmp_path):
-    finding = refusal(UsageError, sweep_submit.choose, {"sweep": str(tmp_path / "none.toml")}, ())
-    assert (finding.name, finding.where) == ("sweep-invalid", str(tmp_path / "none.toml"))
 
 
 NASTY = ["two words", "it's", 'a "b"', "$(touch broken-out)", "`x`", "back\\slash", "#", ";", "ü"]

@@ -139,7 +139,7 @@ def test_the_folder_of_another_sweep_is_refused(slurm, typed):
     assert "is not empty" in finding.what
 
 
-@pytest.mark.parametrize("option", ["--array=0-3", "--param=lr=1,2", "--sweep=x.toml"])
+@pytest.mark.parametrize("option", ["--array=0-3", "--param=lr=1,2"])
 def test_many_outputs_cannot_be_followed(slurm, typed, option):
     finding = refusal(UsageError, typed, "submit", option, "--follow", "train.py")
     assert finding.name == "option-contradicted"

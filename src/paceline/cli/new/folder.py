@@ -77,7 +77,6 @@ paceline lint train.py                       # looks for mistakes
 On a Slurm cluster, after filling in `{profile}`:
 
 ```bash
-paceline profile check cluster
 paceline submit --profile cluster --nodes 2 train.py
 paceline jobs
 ```
@@ -117,8 +116,7 @@ trainer_output/
 
 _PROFILE = """\
 # What your cluster asks for: paceline submit --profile cluster train.py
-# An option on the command line counts more. To compare this file with the cluster:
-#   paceline profile check cluster
+# An option on the command line counts more. What the job would be: paceline submit --dry-run
 
 [slurm]
 time = "1:00:00"

@@ -18,6 +18,7 @@ and ``pairs`` say which of them explains another, and ``ranking`` orders the res
     readback     read back findings that paceline printed into a log
     reading      read a path or standard input as lines of bytes, with only a piece of the text in
                  memory
+    redaction    replace secrets, people and addresses in texts by labels
     scan         match the lines of a log against the signatures
     survived     decide which faults training survived, so that they are not the cause of a later
                  end

@@ -119,12 +119,6 @@ OWN: tuple[Option, ...] = (
         "mail_user", "who gets it; default the user who submits", metavar="ADDRESS", group=PLACEMENT
     ),
     Option(
-        "sweep",
-        "values for {lr} in the script's arguments, from a TOML file",
-        metavar="FILE",
-        group=SWEEPS,
-    ),
-    Option(
         "param",
         "values typed here: lr=0.1,0.01 or fold=range(5); several give every combination",
         many=True,

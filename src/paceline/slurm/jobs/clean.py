@@ -62,7 +62,7 @@ def _unneeded(run_dir: RunDir, row: RunRow) -> dict[Path, tuple[str, int]]:
 
     Raises OSError if any is not ours to delete.
     """
-    saved = (run_dir.checkpoints, run_dir.metrics, run_dir.arguments, run_dir.bench)
+    saved = (run_dir.checkpoints, run_dir.metrics, run_dir.bench)
     owner = lease_file.read(run_dir.root)
     verdict = judge(
         row,

@@ -22,7 +22,7 @@ from paceline.launch.outcome import evidence
 from paceline.machine import slurm_commands as commands
 from paceline.rundir import events
 from paceline.rundir.events import History
-from paceline.rundir.files import IN_JOB, RunDir
+from paceline.rundir.files import RunDir
 from paceline.slurm import job_states, record, sbatch
 from paceline.slurm.job_states import COMPLETING, RUNNING, JobState
 from paceline.slurm.record import NODE_LOST, UNFINISHED, JobRecord, Requeue
@@ -118,8 +118,8 @@ def decide(
     if why == NODE_LOST and last_step is None and history.steps:
         return Decision(finding=_no_checkpoint(job))
     # A script that keeps its checkpoints elsewhere says by its status that it saved, if it has
-    # trained; most functions have no steps.
-    has_worked = history.steps != 0 or job.script == IN_JOB
+    # trained.
+    has_worked = history.steps != 0
     elsewhere = status == EXIT_UNFINISHED and last_step is None and has_worked
     if not elsewhere and _times_from(job, step) >= _MAX_FRUITLESS:
         return Decision(finding=_no_progress(why, job, step, limit))
@@ -132,8 +132,6 @@ def _why(status: int, job: JobRecord, history: History) -> str:
     lost = status != EXIT_OK and history.outcome is not None and history.outcome.lost
     if lost:
         return NODE_LOST if job.on_node_loss == "requeue" else ""
-    if job.script == IN_JOB:
-        return ""  # a function without optimizer steps may have worked for hours, and saved nothing
     # stopped before the first step, for example by preemption: there was nothing new to save. After
     # scancel this code does not run, since scancel ends the job script too.
     stopped = history.outcome is None or history.outcome.stopped

@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,6 @@ from paceline.text.quoting import CONTROL, word
 
 _OF_LIBRARIES = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "CUDA_LAUNCH")  # prefixes of variables
 _MIN_RUN_S = 120  # Slurm may send the signal a minute early, and starting takes up to a minute
-
-Fill = Callable[[Path], None]  # writes further files into a folder
 
 
 @dataclass(frozen=True)
@@ -156,12 +154,11 @@ def _warn_of_variables(requested: SubmitRequest) -> None:
         terminal.show(finding.render(), sys.stderr)
 
 
-def queue(
-    requested: SubmitRequest,  # with a sweep it becomes an array
-    *,
-    fill: Fill | None = None,  # called before sbatch
-) -> Queued:
-    """Check a request against the cluster, create its run folder, and call sbatch."""
+def queue(requested: SubmitRequest) -> Queued:
+    """Check a request against the cluster, create its run folder, and call sbatch.
+
+    With a sweep it becomes an array.
+    """
     place = _place(requested)
     if shutil.which("sbatch") is None:  # before the run folder exists
         missing = commands.Reply(commands.MISSING)
@@ -177,14 +174,14 @@ def queue(
         from paceline.slurm.sweep import sweep_submit
 
         environ = _environ(requested)
-        job = sweep_submit.submit(requested, place, text, environ=environ, fill=fill)
+        job = sweep_submit.submit(requested, place, text, environ=environ)
     else:
-        job = _submit(requested, place, text, fill)
+        job = _submit(requested, place, text)
     return Queued(job, place)
 
 
 def _with_sweep(requested: SubmitRequest, typed: Mapping[str, Any]) -> SubmitRequest:
-    if not any(name in typed for name in ("array", "sweep", "param")):
+    if not any(name in typed for name in ("array", "param")):
         return requested
     from paceline.slurm.sweep import sweep_submit
 
@@ -333,7 +330,7 @@ def _require_possible(requested: SubmitRequest, cluster: Cluster) -> None:
         raise UsageError(fatal)
 
 
-def _submit(requested: SubmitRequest, place: JobPlace, text: str, fill: Fill | None) -> JobRecord:
+def _submit(requested: SubmitRequest, place: JobPlace, text: str) -> JobRecord:
     run = RunDir(Path(place.run_dir))
     previous = record.read(run)
     _require_ended(previous, place)
@@ -343,8 +340,6 @@ def _submit(requested: SubmitRequest, place: JobPlace, text: str, fill: Fill | N
         old = files.read_bytes(run.job_script, most_bytes=1 << 24) if had_script else None
         run.create(new=new and not requested.run_dir)
         write_whole(run.job_script, text, mode=SECRET_MODE)
-        if fill is not None:
-            fill(run.root)
     except OSError as error:
         if new:
             files.discard(run.root)

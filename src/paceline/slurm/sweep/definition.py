@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,8 +60,6 @@ def choose(
     points: Sequence[Mapping[str, str]] | None,
     *,
     array: str = "",  # the array as typed, ``0-49%8`` or ``%8``; empty for all elements
-    # how many elements run at a time if ``array`` does not say it; 0 without a limit
-    parallel: int = 0,
 ) -> Sweep:
     """Return the sweep of a command line.
 
@@ -69,7 +68,7 @@ def choose(
     """
     indices, limit = parse_array(array) if array else (None, 0)
     if indices is None and points is None:
-        raise _invalid_array(array, "names no elements, and there is no --sweep or --param")
+        raise _invalid_array(array, "names no elements, and there is no --param")
     if indices is None:
         indices = tuple(range(len(points or ())))
     if points is not None and (beyond := [index for index in indices if index >= len(points)]):
@@ -78,7 +77,7 @@ def choose(
     elements = tuple(
         _element(index, points[index] if points is not None else {}, arguments) for index in indices
     )
-    return Sweep(elements, limit or parallel)
+    return Sweep(elements, limit)
 
 
 def repeated(elements: Sequence[Element]) -> str:
@@ -193,9 +192,11 @@ def from_comment(script: str) -> dict[int, dict[str, str]] | None:
 
 
 def from_command_line(words: Sequence[str]) -> list[dict[str, str]]:
-    """Return the values of each element from ``--param lr=0.1,0.01``: every combination.
+    """Return the values of each element from ``--param lr=0.1,0.01``: every combination, the
+    last parameter varying fastest.
 
-    Raises UsageError if a word is not a name and its values, or a name occurs twice.
+    Raises UsageError if a word is not a name and its values, a name occurs twice, or there are too
+    many combinations.
     """
     axes: dict[str, list[str]] = {}
     for word in words:
@@ -209,7 +210,11 @@ def from_command_line(words: Sequence[str]) -> list[dict[str, str]]:
             rule = f"sets {name} a second time"
             raise _invalid_param(word, rule, f"--param {name}={','.join(axes[name])},{listed}")
         axes[name] = texts
-    return combinations(axes)
+    size = math.prod(map(len, axes.values()))
+    if size > MOST_ELEMENTS:
+        rule = f"makes {size:,} elements, and a sweep has at most {MOST_ELEMENTS:,}"
+        raise _invalid_param(words[-1], rule)
+    return [dict(zip(axes, texts, strict=True)) for texts in itertools.product(*axes.values())]
 
 
 def _values(word: str, listed: str) -> list[str]:
@@ -234,11 +239,6 @@ def _numbers(word: str, listed: str) -> list[str]:
         fix = f"--param {word.partition('=')[0]}=range(5)"
         raise _invalid_param(word, "is a range of whole numbers, with one at least", fix)
     return [str(number) for number in numbers[: MOST_ELEMENTS + 1]]
-
-
-def combinations(axes: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    """Return every combination of values, the last parameter varying fastest."""
-    return [dict(zip(axes, texts, strict=True)) for texts in itertools.product(*axes.values())]
 
 
 def _unknown_placeholder(name: str, known: Sequence[str]) -> UsageError:

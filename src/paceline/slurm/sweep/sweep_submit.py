@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from paceline.errors import (
     EXIT_OK,
     Finding,
     SetupError,
-    UsageError,
     option_contradicted,
     option_invalid,
 )
@@ -28,7 +27,7 @@ from paceline.slurm import option_rules, profile_files, request, sbatch
 from paceline.slurm.batch import JobPlace
 from paceline.slurm.record import JobRecord
 from paceline.slurm.request import SubmitRequest
-from paceline.slurm.sweep import definition, definition_file, sweep_folder, sweep_rows
+from paceline.slurm.sweep import definition, sweep_folder, sweep_rows
 from paceline.slurm.sweep.definition import Element, Sweep
 from paceline.text import terminal
 from paceline.text.json_text import print_json
@@ -44,37 +43,16 @@ _WITH_AGAIN = ("again", "json", "dry_run", *_CHANGEABLE)
 def choose(typed: Mapping[str, Any], arguments: Sequence[str]) -> Sweep | None:
     """Return the sweep that a command line asks for, None for a single job.
 
-    Raises UsageError if the sweep file cannot be read, or a value is invalid.
+    Raises UsageError if a value is invalid.
     """
     array = typed.get("array", "")
-    if typed.get("sweep"):
-        content = _read_file(typed["sweep"])
-        requested = definition.choose(
-            arguments, content.points, array=array, parallel=content.parallel
-        )
-    elif typed.get("param"):
-        requested = definition.choose(
-            arguments, definition.from_command_line(typed["param"]), array=array
-        )
-    else:
+    if not typed.get("param"):
         return definition.choose(arguments, None, array=array) if "array" in typed else None
+    points = definition.from_command_line(typed["param"])
+    requested = definition.choose(arguments, points, array=array)
     if notice := definition.repeated(requested.elements):
         terminal.say(notice)
     return requested
-
-
-def _read_file(name: str) -> definition_file.SweepFile:
-    try:
-        text = Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else f"not UTF-8: {error}"
-        raise UsageError.of(
-            "sweep-invalid",
-            f"the sweep file cannot be read: {why}",
-            where=name,
-            fix="--sweep FILE, a TOML file with [parameters]; or --param lr=0.1,0.01",
-        ) from None
-    return definition_file.read(text, path=name)
 
 
 def submit(
@@ -83,7 +61,6 @@ def submit(
     text: str,
     *,
     environ: Mapping[str, str],
-    fill: Callable[[Path], None] | None = None,  # writes further files into the folder first
 ) -> JobRecord:
     """Create the folder of a sweep with those of its elements, and call sbatch once."""
     assert requested.sweep is not None
@@ -93,8 +70,6 @@ def submit(
     try:
         sweep_folder.create(folder, list(elements))
         write_whole(RunDir(folder).job_script, text, mode=SECRET_MODE)
-        if fill is not None:
-            fill(folder)
     except OSError as error:
         discard(folder)
         raise SetupError(not_writable(folder, error)) from None

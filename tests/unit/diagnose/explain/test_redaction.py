@@ -1,4 +1,4 @@
-"""Redaction: what must not be in a bundle is not there, and what a reader needs is."""
+"""Redaction: what must not be shown is not there, and what a reader needs is."""
 
 import random
 import re
@@ -6,7 +6,7 @@ import string
 
 import pytest
 
-from paceline.diagnose.bundle.redaction import Known, Redactor, labelled
+from paceline.diagnose.explain.redaction import Known, Redactor
 
 KNOWN = Known(
     secrets=("correct horse battery staple", "s3cr3t-value"),
@@ -143,7 +143,7 @@ def test_the_same_value_has_the_same_label():
     second = redactor.redact("10.0.0.8 sent password=hunter2, not password=other")
     assert first == "API_KEY=<secret-1> from <address-1> and <address-2>"
     assert second == "<address-2> sent password=<secret-1>, not password=<secret-2>"
-    assert list(labelled(redactor.counts)) == ["3 secrets", "3 addresses"]
+    assert dict(redactor.counts) == {"secret": 3, "address": 3}
 
 
 def test_a_password_in_one_text_is_replaced_in_all():
@@ -152,7 +152,7 @@ def test_a_password_in_one_text_is_replaced_in_all():
     redactor.learn(texts)
     assert redactor.redact(texts[0]) == "logged in: <secret-1>"
     assert redactor.redact("a login is required") == "a login is required"
-    assert list(labelled(redactor.counts)) == ["1 secret"]
+    assert dict(redactor.counts) == {"secret": 1}
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,21 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import json
+import os
+import pwd
 import re
+import socket
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import quote
 
-from paceline.text.secret_texts import relabelled
+from paceline import env
+from paceline.diagnose.variables.setting import SECRET as SECRET_NAME
+from paceline.text.secret_texts import is_secret, relabelled
 
-# Forms of what must not be in a bundle, besides secrets with a name or a known shape
+# Forms of what must not be shown, besides secrets with a name or a known shape
 
 # Colours of a terminal: the letter at their end would stand directly before a token.
 TERMINAL_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
@@ -37,6 +43,8 @@ _NO_KEY = re.compile(
     re.I,
 )
 _LEAST_OF_A_KIND = 3
+_USER_VARIABLES = ("USER", "LOGNAME", "SUDO_USER", "SLURM_JOB_USER")
+_LEAST_FULL_NAME = 5
 # Neighbours of different kinds among the characters of a random string are 0.62 of them. Of the
 # 5,846 words with 32 letters or more in torch 2.13's Python files only ids of documents reach it.
 _LEAST_CHANGES = 0.4
@@ -139,7 +147,7 @@ _VERSION = re.compile(r"(?:[=<>~]=|version[ :=\"']*|\bv|-cu\d+\W{1,4}|\w-)$", re
 
 @dataclass(frozen=True)
 class Known:
-    """What is known about the machine and the user, and must not be in a bundle."""
+    """What is known about the machine and the user, and must not be shown."""
 
     secrets: tuple[str, ...] = ()  # secret values of the environment
     users: tuple[str, ...] = ()  # names of this user
@@ -264,10 +272,30 @@ def _is_address(text: str) -> bool:
     return len(groups) > 1  # c10:: is a namespace of C++
 
 
-def labelled(counts: Counter[str]) -> Iterator[str]:
-    """Yield what was replaced, in words: ``3 secrets``."""
-    plurals = {ADDRESS: "addresses"}
-    for kind in (SECRET, USER, HOST, ADDRESS, EMAIL):
-        if counts[kind]:
-            plural = plurals.get(kind, f"{kind}s")
-            yield f"{counts[kind]} {kind if counts[kind] == 1 else plural}"
+def known() -> Known:
+    """Return the names of this user and host, and the secret values of the environment."""
+    variables = env.snapshot()
+    secrets = [
+        value
+        for name, value in variables.items()
+        if SECRET_NAME.search(name) and is_secret(name, value)
+    ]
+    users = [variables.get(name, "") for name in _USER_VARIABLES]
+    homes = [variables.get("HOME", "")]
+    try:
+        account = pwd.getpwuid(os.getuid())
+    except KeyError:  # in a container, whose users the machine does not know
+        account = None
+    if account is not None:
+        full_name = account.pw_gecos.partition(",")[0]
+        users += [account.pw_name, full_name if len(full_name) >= _LEAST_FULL_NAME else ""]
+        homes.append(account.pw_dir)
+    homes += [os.path.realpath(home) for home in homes if home]
+    host = socket.gethostname()
+    hosts = (host, host.partition(".")[0])
+    return Known(
+        tuple(filter(None, secrets)),
+        tuple(filter(None, users)),
+        tuple(home for home in homes if len(Path(home).parts) > 1),
+        tuple(filter(None, hosts)),
+    )
