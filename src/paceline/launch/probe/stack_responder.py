@@ -158,7 +158,7 @@ def stacks() -> list[dict[str, Any]]:
                     "name": thread.name if thread is not None else "",
                     "daemon": thread is None or thread.daemon,
                     "main": ident == main,
-                    "frames": _frames(frame, limit),
+                    "frames": [*_frames(frame, limit), *_awaited(frame)],
                     "calls": _method_called(frame) if ident == main else "",
                     "peer": _peer_of(frame) if ident == main else -1,
                     **(_group_created(frame) if ident == main else {}),
@@ -234,6 +234,27 @@ def _frames(frame: Any, limit: int) -> list[tuple[str, int, str]]:
         frames.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
         frame = frame.f_back
     return frames[::-1]
+
+
+def _awaited(frame: Any) -> list[tuple[str, int, str]]:
+    """Return the frames of the coroutines that an idle event loop waits for, the innermost last.
+
+    The stack of its thread shows only the loop: a coroutine that waits is on no stack.
+    """
+    if frame.f_globals.get("__name__") != "selectors":
+        return []
+    while frame is not None and frame.f_code.co_name != "run_until_complete":
+        frame = frame.f_back
+    frames: list[tuple[str, int, str]] = []
+    waited = frame.f_locals.get("future") if frame is not None else None
+    while waited is not None and len(frames) < _FRAMES:
+        coroutine = waited.get_coro() if hasattr(waited, "get_coro") else None
+        while getattr(coroutine, "cr_frame", None) is not None:
+            frames += _frames(coroutine.cr_frame, 1)
+            coroutine = coroutine.cr_await
+        of_gather = [child for child in getattr(waited, "_children", ()) if not child.done()]
+        waited = getattr(waited, "_fut_waiter", None) or next(iter(of_gather), None)
+    return frames
 
 
 def members() -> dict[str, list[int]]:

@@ -1,5 +1,6 @@
 """What a rank answers about where it is."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -120,6 +121,36 @@ def answering(name):
 def ear():
     with answering("") as made:
         yield made
+
+
+async def waits_in_a_task(event, has_begun):
+    async def inner():
+        has_begun.set()
+        await event.wait()
+
+    await asyncio.gather(asyncio.sleep(0), inner())
+
+
+def test_a_thread_that_waits_in_an_event_loop_is_where_its_task_is():
+    has_begun, loop = threading.Event(), asyncio.new_event_loop()
+    event = asyncio.Event()
+    task = waits_in_a_task(event, has_begun)
+    thread = threading.Thread(target=loop.run_until_complete, args=(task,), name="loop")
+    thread.start()
+    try:
+        assert has_begun.wait(50)
+        seen = []
+        while seen[-1:] != [("locks.py", "wait")]:  # the loop may still be on its way there
+            (frames,) = [
+                each["frames"] for each in stack_responder.stacks() if each["name"] == "loop"
+            ]
+            seen = [(os.path.basename(file), function) for file, _, function in frames]
+        own = os.path.basename(__file__)
+        assert seen[-3:-1] == [(own, "waits_in_a_task"), (own, "inner")]
+    finally:
+        loop.call_soon_threadsafe(event.set)
+        thread.join()
+        loop.close()
 
 
 def test_the_same_user_is_answered(ear):
