@@ -248,7 +248,7 @@ def _awaited(frame: Any) -> list[tuple[str, int, str]]:
     frames: list[tuple[str, int, str]] = []
     waited = frame.f_locals.get("future") if frame is not None else None
     while waited is not None and len(frames) < _FRAMES:
-        coroutine = waited.get_coro() if hasattr(waited, "get_coro") else None
+        coroutine: Any = waited.get_coro() if hasattr(waited, "get_coro") else None
         while getattr(coroutine, "cr_frame", None) is not None:
             frames += _frames(coroutine.cr_frame, 1)
             coroutine = coroutine.cr_await
