@@ -99,6 +99,24 @@ def test_ranks_that_can_never_go_on_are_ended_and_told_apart(command, body, said
     assert [text for text in said if text not in block] == []
 
 
+DESTROYED_BESIDE_DDP = """
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+if rank == 1:
+    dist.destroy_process_group()  # the model could still call the group: this is no proof
+    time.sleep(14)
+    sys.exit(3)
+dist.all_reduce(numbers)
+"""
+
+
+def test_a_destroyed_group_that_a_model_holds_is_said_in_the_wait(command):
+    command.script("import sys\n" + START.replace("TIMEOUT", "600") + DESTROYED_BESIDE_DDP)
+    factor = {"PACELINE_TEST_TIME_FACTOR": "0.2"}
+    ended = command.run("--nproc-per-node", 2, "train.py", env=factor, timeout=50)
+    assert "in rank 1, the default process group was destroyed" in ended.err
+    assert "proven: " not in ended.block and "sys.exit(3)" in ended.block, ended.err
+
+
 def test_ranks_that_receive_from_each_other_go_on_when_a_timer_sends(command):
     body = """
     import threading

@@ -22,6 +22,11 @@ def keep_until_exit(thing: Any) -> None:
     _kept.append(thing)
 
 
+def kept() -> list[Any]:
+    """Return the kept objects."""
+    return _kept
+
+
 def held_alone() -> list[Any]:
     """Return the kept objects to which nothing else refers."""
     times = Counter(map(id, _kept))  # each adds two references; the loop and the call add one each

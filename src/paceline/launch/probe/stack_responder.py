@@ -99,13 +99,16 @@ def state() -> dict[str, Any]:
         ``members``: Global ranks of each process group.
         ``groups``: Number of process groups that it has named, in all ranks' order; -1 if unknown.
         ``destroyed``: Default groups that were destroyed, and that nothing can call any more.
+        ``left``: Whether the last default group was destroyed; a DDP model may still call it.
         ``whole``: Whether ``recent`` has all groups.
         ``p2p``: Number of sends and receives that have not returned.
         ``threads``: Stacks of the Python threads, as ``stacks`` returns them.
     """
     ours = describe(entries(last=_LATEST), members=members(), threads=stacks())
     world = getattr(_c10d(), "_world", None)
-    return {**ours, "destroyed": destroyed(), "groups": getattr(world, "group_count", -1)}
+    left = bool(references.kept()) and not ours["members"]
+    groups = getattr(world, "group_count", -1)
+    return {**ours, "destroyed": destroyed(), "left": left, "groups": groups}
 
 
 def describe(

@@ -266,7 +266,9 @@ class RankGroup(PContext):
         return pids, addresses, files
 
     def _with_log(self, local: int, look: Look) -> Look:
-        """Add the last exception that a rank's log shows since its last progress."""
+        """Add what may be why a rank makes no progress: the last exception in its log since then,
+        or that it has destroyed its process group.
+        """
         beat, path = self.counted(local), self.attempt.log_paths.get(local, "")
         since_ns = beat.beat_ns
         if position.classify(look.frames)[0] == position.DATA:
@@ -275,6 +277,9 @@ class RankGroup(PContext):
         console = self._context.console
         traceback_ns = console.traceback_ns(path)
         shown = evidence.last_raised(console.tail(path)) if traceback_ns > since_ns else ""
+        if not shown and look.answer.get("left"):
+            text = "the default process group was destroyed (dist.destroy_process_group)"
+            return replace(look, printed=text, printed_ns=time.monotonic_ns())
         if not shown:
             return look
         text = f"its log shows {shown}, perhaps handled (less {display_path(Path(path))})"
