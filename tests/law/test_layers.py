@@ -46,7 +46,7 @@ INSIDE = {
         "preemptible",
         "trainer",
     ),
-    "diagnose": ("variables", "catalogue", "explain", "lint", "edits", "doctor"),
+    "diagnose": ("variables", "catalogue", "explain", "lint", "doctor"),
     # The empty name is the package's own door.
     "diagnose.lint.job": (
         "sbatch_options",

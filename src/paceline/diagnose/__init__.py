@@ -6,6 +6,5 @@ variables  the environment variables that NCCL, torch and gloo read, and which a
 catalogue  what every finding means
 explain    the likely cause of a failure in the text of a log
 lint       mistakes in job scripts and training scripts
-edits      edits that remove a finding of lint
 doctor     what is wrong with this machine
 """

@@ -28,7 +28,7 @@ from paceline.errors import Finding
 if TYPE_CHECKING:
     from paceline.diagnose.lint.job.case import Case
 
-__all__ = ["check_text", "lint", "read", "sbatch_option", "sbatch_options"]
+__all__ = ["lint", "sbatch_option", "sbatch_options"]
 
 
 def lint(files: Sequence[str]) -> LintReport:
@@ -43,11 +43,6 @@ def lint(files: Sequence[str]) -> LintReport:
         once.setdefault(os.path.normpath(name), name)
     linter = _Linter(list(once.values()))
     return LintReport(tuple(linter.check(name) for name in linter.names))
-
-
-def check_text(name: str, text: str) -> CheckedFile:
-    """Check a file as if it had another text, without the files that it starts."""
-    return _Linter([name]).check_source(SourceFile(name, text))
 
 
 class _Linter:
