@@ -10,7 +10,7 @@ from paceline.diagnose.lint.python.objects import DOES_IT_ALL, makes
 from paceline.diagnose.lint.python.ranks import depends_on_rank, is_in_every_rank
 from paceline.diagnose.lint.python.script import Script, argument, arguments_of, keyword, words_of
 from paceline.errors import Finding
-from paceline.text.syntax import constant, last
+from paceline.text.syntax import constant, dotted, last
 
 _SELECTS = words_of(
     "set_device set_device_index set_default_device init_device_mesh local_rank_to_device"
@@ -81,13 +81,17 @@ def _may_be_own(script: Script, node: ast.expr) -> bool:
     """Return whether an argument may be a device that depends on the rank, or was chosen."""
     if depends_on_rank(script, node):
         return True
-    origins = script.origins(node)
+    values = script.candidates(node, node)
     # A device that the file does not assign comes from elsewhere, where the rank may be known.
-    if _OWN.search(last(node)) and len(origins) == 1 and not isinstance(node, ast.Call):
+    if len(values) == 1 and dotted(node) and _OWN.search(last(node)):
         return not script.full(node).startswith("torch.")
-    for part in [part for origin in origins for part in ast.walk(origin)]:
+    for value in values:  # grows meanwhile
+        if isinstance(value, ast.IfExp):
+            values += [value.body, value.orelse]
+        elif isinstance(value, ast.Call) and script.full(value) == "torch.device":
+            values += value.args
         # `.cuda(0)` is somebody's choice; a bool is that of non_blocking=True.
-        if type(constant(part)) is int or isinstance(part, ast.JoinedStr | ast.BinOp):
+        elif type(constant(value)) is int or isinstance(value, ast.JoinedStr | ast.BinOp):
             return True
     return False
 

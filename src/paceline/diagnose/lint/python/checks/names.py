@@ -47,7 +47,7 @@ def method_does_not_exist(script: Script) -> Iterator[Finding]:
                 script,
                 call,
                 f"{own} has no method {method}: Hugging Face's models have it",
-                f"call {method}() of the Hugging Face model inside, for example {owner}.model",
+                f"call {method}() of the Hugging Face model inside, for example self.model",
             )
 
 
