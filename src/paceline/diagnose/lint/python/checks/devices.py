@@ -89,7 +89,7 @@ def _may_be_own(script: Script, node: ast.expr) -> bool:
         if isinstance(value, ast.IfExp):
             values += [value.body, value.orelse]
         elif isinstance(value, ast.Call) and script.full(value) == "torch.device":
-            values += value.args
+            values += arguments_of(value)
         # `.cuda(0)` is somebody's choice; a bool is that of non_blocking=True.
         elif type(constant(value)) is int or isinstance(value, ast.JoinedStr | ast.BinOp):
             return True
