@@ -46,7 +46,7 @@ INSIDE = {
         "preemptible",
         "trainer",
     ),
-    "diagnose": ("variables", "catalogue", "doctor", "explain", "lint", "edits"),
+    "diagnose": ("variables", "catalogue", "doctor", "explain", "lint"),
     # The empty name is the package's own door.
     "diagnose.lint.job": (
         "sbatch_options",
@@ -65,10 +65,7 @@ INSIDE = {
         "script",
         "objects",
         "ranks",
-        "collective_calls",
         "numbers",
-        "loaders",
-        "evaluation_loops",
         "expectations",
         "checks",
         "judging",

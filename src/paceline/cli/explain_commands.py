@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import click
@@ -12,7 +11,6 @@ from paceline.cli import command_help, completed_words
 from paceline.cli.command_help import show
 from paceline.cli.start_commands import Action
 from paceline.errors import EXIT_OK, PacelineError, option_contradicted
-from paceline.text import terminal
 from paceline.text.json_text import print_json
 
 
@@ -66,30 +64,17 @@ def _described(name: str) -> Any:
     "files", nargs=-1, required=True, metavar="FILE...", shell_complete=completed_words.files
 )
 @click.option("--sarif", "as_sarif", is_flag=True, help="Print SARIF 2.1.0, for code scanning.")
-@click.option("--diff", "as_diff", is_flag=True, help="Print the edits that are certain.")
-@click.option("--fix", "is_fixed", is_flag=True, help="Make these edits, then look again.")
 @command_help.JSON
-def LINT(
-    files: tuple[str, ...], as_sarif: bool, as_diff: bool, is_fixed: bool, as_json: bool
-) -> Action:
+def LINT(files: tuple[str, ...], as_sarif: bool, as_json: bool) -> Action:
     """Look for mistakes in job scripts (sbatch) and training scripts (Python), without running
     them.
     """
-    is_edited, is_input = as_diff or is_fixed, "-" in files
-    options = {"--sarif": as_sarif, "--json": as_json, "--diff": as_diff}
-    options |= {"--fix": is_fixed and (as_diff or is_input), "-": is_edited and is_input}
-    requested = [name for name, is_requested in options.items() if is_requested]
-    if len(requested) > 1:
-        what = f"{' and '.join(requested)} exclude each other"
-        raise option_contradicted(what, fix=", or ".join(requested))
+    if as_sarif and as_json:
+        raise option_contradicted("--sarif and --json exclude each other", fix="--sarif, or --json")
 
     def action() -> int:
         from paceline.diagnose import lint
 
-        if as_diff:
-            return _print_edits(files)
-        if is_fixed:
-            _write_edits(files)
         report = lint.lint(files)
         if as_sarif:
             from paceline.diagnose.lint import sarif
@@ -100,26 +85,3 @@ def LINT(
         return report.exit_status
 
     return action
-
-
-def _print_edits(files: tuple[str, ...]) -> int:
-    """Print the edits as a diff, and return the exit status of lint."""
-    from paceline.diagnose import lint
-    from paceline.diagnose.edits import apply
-
-    for edited in apply.edits(files):
-        print(edited.diff, end="")
-    report = lint.lint(files)
-    for file in report.files:
-        for finding in file.findings if file.unreadable else ():
-            terminal.show(finding.render(), sys.stderr)
-    return report.exit_status
-
-
-def _write_edits(files: tuple[str, ...]) -> None:
-    from paceline.diagnose.edits import apply
-
-    for edited in apply.edits(files):
-        edited.write()
-        removed = ", ".join(finding.name for finding in edited.removed)
-        print(f"{edited.name}: fixed: {removed}", file=sys.stderr)

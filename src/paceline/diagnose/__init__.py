@@ -7,5 +7,4 @@ catalogue  what every finding means
 doctor     what is wrong with this machine
 explain    the likely cause of a failure in the text of a log
 lint       mistakes in job scripts and training scripts
-edits      edits that remove a finding of lint
 """

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _EXPECTS = re.compile(r"Trainer|Fabric|spawn|_rank|RANK|SLURM|MASTER|WORLD|multiprocessing")
 
-__all__ = ["check_submitted", "check_text", "lint", "read", "sbatch_option", "sbatch_options"]
+__all__ = ["check_submitted", "lint", "read", "sbatch_option", "sbatch_options"]
 
 
 def lint(files: Sequence[str]) -> LintReport:
@@ -46,11 +46,6 @@ def lint(files: Sequence[str]) -> LintReport:
         once.setdefault(os.path.normpath(name), name)
     linter = _Linter(list(once.values()))
     return LintReport(tuple(linter.check(name) for name in linter.names))
-
-
-def check_text(name: str, text: str) -> CheckedFile:
-    """Check a file as if it had another text, without the files that it starts."""
-    return _Linter([name]).check_source(SourceFile(name, text))
 
 
 def check_submitted(text: str, script: str, *, alone: bool) -> list[Finding]:
@@ -68,7 +63,7 @@ def check_submitted(text: str, script: str, *, alone: bool) -> list[Finding]:
         programs[script] = program
     findings = judge_case(read_job(text, "job script"), programs)
     if alone and source.text and is_python(source):
-        findings += check_text(script, source.text).findings
+        findings += _Linter([script]).check_source(source).findings
     silenced, _ = ignored(source.text)
     return [each for each in findings if each.severity == "error" and each.name not in silenced]
 

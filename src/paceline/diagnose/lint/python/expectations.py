@@ -21,13 +21,13 @@ from paceline.diagnose.lint.program import (
     Program,
     Runner,
 )
-from paceline.diagnose.lint.python import loaders
 from paceline.diagnose.lint.python.numbers import number
-from paceline.diagnose.lint.python.objects import DOES_IT_ALL, LIGHTNING, argument, makes
+from paceline.diagnose.lint.python.objects import DOES_IT_ALL, LIGHTNING, makes
 from paceline.diagnose.lint.python.ranks import rank_block
 from paceline.diagnose.lint.python.script import (
     Function,
     Script,
+    argument,
     has_unknown_arguments,
     keyword,
     words_of,
@@ -200,22 +200,21 @@ def _all_gpus(script: Script, call: ast.Call) -> Number | None:
 
 
 def _workers(script: Script) -> tuple[Number, Place] | None:
-    candidates: list[tuple[bool, Number, Place]] = []
-    for call in loaders.data_loaders(script):
-        node = argument(call, "num_workers", 5)
+    nodes = [argument(call, "num_workers", 5) for call in makes(script, "loader")]
+    arguments = script.calls_of("TrainingArguments")
+    nodes += [keyword(call, "dataloader_num_workers") for call in arguments]
+    candidates: list[tuple[bool, int, Number, Place]] = []
+    for node in nodes:
         workers = number(script, node)
-        if node is not None and workers is not None:
-            candidates.append(
-                (loaders.is_for_training(script, call) is True, workers, _place(script, node))
-            )
-    for call in script.calls_of("TrainingArguments"):
-        node = keyword(call, "dataloader_num_workers")
-        workers = number(script, node)
-        if node is not None and workers is not None:
-            candidates.append((True, workers, _place(script, node)))
-    # While the workers of the training are busy, those of an evaluation mostly idle.
-    candidates.sort(key=lambda candidate: (not candidate[0], -(candidate[1].value or 0)))
-    return candidates[0][1:] if candidates else None
+        if node is None or workers is None:
+            continue
+        statement = next(parent for parent in script.up(node) if isinstance(parent, ast.stmt))
+        # While the workers of the training are busy, those of an evaluation mostly idle.
+        is_for_training = "train" in ast.unparse(statement).lower()
+        candidates.append((is_for_training, workers.value or 0, workers, _place(script, node)))
+    if not candidates:
+        return None
+    return max(candidates, key=lambda candidate: candidate[:2])[2:]
 
 
 def _needs_ranks(script: Script) -> Place | None:

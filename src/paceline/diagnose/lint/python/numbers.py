@@ -72,12 +72,12 @@ def _of_call(script: Script, call: ast.Call, depth: int) -> Number | None:
 
 def _of_argument(script: Script, node: ast.Attribute) -> Number | None:
     """Return the source of ``args.devices`` if exactly one option of argparse sets it."""
-    if script.roots & _FROM_FILES or dotted(node.value) not in _parsed(script):
+    if script.roots & _FROM_FILES or not _is_parsed(script, dotted(node.value)):
         return None
     # Both change the value without an option that the command line shows.
     if script.calls_of("set_defaults") or script.calls_of("setattr"):
         return None
-    options = _options(script).get(node.attr, [])
+    options = _options(script, node.attr)
     # Two parsers may define the option with different defaults.
     if len(options) != 1:
         return None
@@ -85,32 +85,22 @@ def _of_argument(script: Script, node: ast.Attribute) -> Number | None:
     return Number(ARGUMENT, _plain(constant(keyword(options[0], "default"))), forms)
 
 
-def _parsed(script: Script) -> frozenset[str]:
-    """Return the names that hold the result of argparse."""
-
-    def find() -> frozenset[str]:
-        return frozenset(
-            name
-            for name, values in script.values.items()
-            if all(last(value.value) in ("parse_args", "parse_known_args") for value in values)
-        )
-
-    return script.cached("parsed", find) or frozenset()
+def _is_parsed(script: Script, name: str) -> bool:
+    """Return whether a name holds the result of argparse."""
+    values = script.values.get(name, [])
+    parses = [last(value.value) in ("parse_args", "parse_known_args") for value in values]
+    return bool(parses) and all(parses)
 
 
-def _options(script: Script) -> dict[str, list[ast.Call]]:
-    """Return the calls of ``add_argument`` by the attribute that they set."""
-
-    def find() -> dict[str, list[ast.Call]]:
-        options: dict[str, list[ast.Call]] = {}
-        for call in script.calls_of("add_argument"):
-            forms = [form for form in map(constant, call.args) if isinstance(form, str)]
-            dest = constant(keyword(call, "dest"))
-            attribute = dest if isinstance(dest, str) else _default_dest(forms)
-            options.setdefault(attribute, []).append(call)
-        return options
-
-    return script.cached("options", find) or {}
+def _options(script: Script, attribute: str) -> list[ast.Call]:
+    """Return the calls of ``add_argument`` that set an attribute."""
+    options = []
+    for call in script.calls_of("add_argument"):
+        forms = [form for form in map(constant, call.args) if isinstance(form, str)]
+        dest = constant(keyword(call, "dest"))
+        if attribute == (dest if isinstance(dest, str) else _default_dest(forms)):
+            options.append(call)
+    return options
 
 
 def _default_dest(forms: list[str]) -> str:

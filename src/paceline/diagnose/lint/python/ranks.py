@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
-from paceline.diagnose.lint.python.script import Function, Script, inside
-from paceline.text.rank_conditions import (
-    Sides,
-    alone,
-    decorator_scope,
-    is_rank,
-    leaves,
-    sides,
-    together,
-)
+from paceline.diagnose.lint.python.script import Function, Script, arguments_of
+from paceline.text.rank_conditions import alone, decorator_scope, leaves, sides, together
 from paceline.text.syntax import last
 
 _MENTIONS = re.compile(
     r"rank|world_?size|num_replicas|process_index|gpu_?id|worker_?id|hostname|local_process", re.I
 )
+_IN_TEXT = re.compile(r"\brank|RANK|PROCID")
+# Deeper nesting is not handwritten.
+_DEEPEST = 200
 
 
 @dataclass(frozen=True)
@@ -41,37 +36,31 @@ class RankBlock:
 
 def rank_block(script: Script, node: ast.AST) -> RankBlock | None:
     """Return the innermost block around a node, in its function, that only some ranks enter."""
-    return script.nearest("rank block", node, _enclosing)
-
-
-def _enclosing(script: Script, parent: ast.AST, child: ast.AST) -> tuple[RankBlock | None] | None:
-    """Return the block of one parent; a tuple ends the search."""
-    block = _branch(script, parent, child) if isinstance(parent, ast.If) else None
-    block = block or _after_return(script, parent, child)
-    if block:
-        return (block,)
-    # Where a function is defined does not say who calls it.
-    if isinstance(parent, Function):
-        return (_decorated(parent),)
-    return (None,) if isinstance(parent, ast.Lambda) else None
+    child = node
+    for parent in islice(script.up(node), _DEEPEST):
+        block = _branch(script, parent, child) if isinstance(parent, ast.If) else None
+        block = block or _after_return(script, parent, child)
+        if block:
+            return block
+        # Where a function is defined does not say who calls it.
+        if isinstance(parent, Function):
+            return _decorated(parent)
+        if isinstance(parent, ast.Lambda):
+            return None
+        child = parent
+    return None
 
 
 def _branch(script: Script, branch: ast.If, child: ast.AST) -> RankBlock | None:
     if child is branch.test:
         return None
-    condition = _sides_of(script, branch)
+    condition = sides(script, branch.test)
     if condition is None:
         return None
     side = condition.false if child in branch.orelse else condition.true
-    return (
-        RankBlock(side, condition.scope, condition.sure, branch, _text(branch.test))
-        if side
-        else None
-    )
-
-
-def _sides_of(script: Script, branch: ast.If) -> Sides | None:
-    return script.cached(("sides", branch), lambda: sides(script, branch.test))
+    if not side:
+        return None
+    return RankBlock(side, condition.scope, condition.sure, branch, _text(branch.test))
 
 
 def _after_return(script: Script, parent: ast.AST, child: ast.AST) -> RankBlock | None:
@@ -88,7 +77,7 @@ def _after_return(script: Script, parent: ast.AST, child: ast.AST) -> RankBlock 
             # With an `else` the other ranks have had their branch, and it may leave as well.
             if not isinstance(statement, ast.If) or statement.orelse or not leaves(statement.body):
                 continue
-            condition = _sides_of(script, statement)
+            condition = sides(script, statement.test)
             if condition and condition.false:
                 text = _text(statement.test)
                 return RankBlock(
@@ -135,38 +124,58 @@ def in_rank_block(script: Script, node: ast.AST, depth: int = 0) -> bool:
 
 def runs_alone(script: Script, node: ast.AST) -> bool:
     """Return whether a node is in a branch for single-process runs."""
-    return bool(script.nearest("alone", node, _branch_alone))
+    child = node
+    for parent in islice(script.up(node), _DEEPEST):
+        if isinstance(parent, ast.If) and child is not parent.test:
+            in_body = any(child is statement for statement in parent.body)
+            if alone(parent.test) if in_body else together(parent.test):
+                return True
+        child = parent
+    return False
 
 
-def _branch_alone(script: Script, parent: ast.AST, child: ast.AST) -> tuple[bool] | None:
-    if isinstance(parent, ast.If) and child is not parent.test:
-        in_body = any(child is statement for statement in parent.body)
-        for_one_process = alone(parent.test) if in_body else together(parent.test)
-        if for_one_process:
-            return (True,)
-    return None
+def is_in_every_rank(script: Script, node: ast.AST) -> bool:
+    """Return whether a node runs in all ranks, as far as the file shows."""
+    if runs_alone(script, node) or in_rank_block(script, node):
+        return False
+    workers = started(script)
+    function = script.function(node)
+    # What the process that starts the ranks does is done once.
+    return not workers or (function is not None and function.name in workers)
 
 
-def mentions_rank(script: Script, node: ast.AST) -> bool:
-    """Return whether an expression depends on a rank or the number of ranks, also by a variable."""
-    parts = list(inside(node, functions=True))
-    variables: frozenset[str] = script.cached(
-        "rank variables", lambda: frozenset(_rank_variables(script))
-    )
-    names = [last(part) for part in parts if isinstance(part, ast.Name | ast.Attribute)]
-    texts = [
-        part.value
-        for part in parts
-        if isinstance(part, ast.Constant) and isinstance(part.value, str)
-    ]
-    return any(name in variables or _MENTIONS.search(name) for name in names) or any(
-        re.search(r"\brank|RANK|PROCID", text) for text in texts
-    )
+def started(script: Script) -> set[str]:
+    """Return the functions that run in processes which the script starts, by their names."""
+    starts = [*script.calls_of("spawn"), *script.calls_of("start_processes")]
+    starts += script.calls_of("Process")
+    starts = [call for call in starts if "multiprocessing" in script.full(call)]
+    if not starts:
+        return set()
+    starters = {function.name for call in starts if (function := script.function(call))}
+    # A function that starts another one may get it from its caller.
+    calls = starts + [call for name in starters for call in script.calls_of(name)]
+    names = [last(value) for call in calls for value in arguments_of(call)]
+    reached: set[str] = set()
+    while names:
+        name = names.pop()
+        bodies: list[ast.AST] = [*script.functions.get(name, [])]
+        bodies += [script.classes[name]] if name in script.classes else []
+        if name in reached or not bodies:
+            continue
+        reached.add(name)
+        # A mention is enough: functions are passed on as callbacks.
+        for node in [node for body in bodies for node in ast.walk(body)]:
+            names.append(node.name if isinstance(node, Function) else last(node))
+    return reached
 
 
-def _rank_variables(script: Script) -> Iterator[str]:
-    """Yield names such as ``r`` and ``w``, all of whose values are a rank or their number."""
-    for name, values in script.values.items():
-        parts = [value.value for value in values]
-        if all(is_rank(script, part) or last(part) == "get_world_size" for part in parts):
-            yield name
+def depends_on_rank(script: Script, node: ast.expr) -> bool:
+    """Return whether an expression, or one that its names stand for, mentions ranks."""
+    parts = [part for origin in script.origins(node) for part in ast.walk(origin)]
+    return any(_mentions_rank(part) for part in parts)
+
+
+def _mentions_rank(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and _IN_TEXT.search(node.value) is not None
+    return _MENTIONS.search(last(node)) is not None

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
 
 from paceline.errors import Finding
 from paceline.text.syntax import dotted, last
@@ -22,7 +21,6 @@ Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 _MAX_EVIDENCE = 160
 _MAX_VALUES = 100
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,6 @@ class Script:
     parents: dict[ast.AST, ast.AST] = field(repr=False)  # the parent of each node
     # the function that each node is in, or the module
     scopes: dict[ast.AST, Scope] = field(repr=False)
-    # results of `cached` and `nearest`
-    cache: dict[object, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, tree: ast.Module, source: str, name: str) -> Script:
@@ -68,43 +64,10 @@ class Script:
             stack.extend(reversed(children))
         return cls(name, source.splitlines(), tree, nodes, parents, scopes)
 
-    def cached(self, key: object, compute: Callable[[], T]) -> T:
-        """Return the cached result of a function; a recursive request for a key returns None."""
-        if key not in self.cache:
-            self.cache[key] = None
-            self.cache[key] = compute()
-        result: T = self.cache[key]
-        return result
-
     @cached_property
     def calls(self) -> list[ast.Call]:
         """All calls, in the order of the text."""
         return [node for node in self.nodes if isinstance(node, ast.Call)]
-
-    def nearest(
-        self,
-        question: str,  # the name under which results are cached
-        node: ast.AST,  # the search goes up from it
-        # takes a parent and the child on the path; returns None to continue
-        look: Callable[[Script, ast.AST, ast.AST], tuple[T] | None],
-    ) -> T | None:
-        """Return the result of the nearest parent for which ``look`` has one."""
-        path: list[ast.AST] = []
-        answer: T | None = None
-        while True:
-            if (question, node) in self.cache:
-                answer = self.cache[question, node]
-                break
-            path.append(node)
-            parent = self.parents.get(node)
-            step_answer = look(self, parent, node) if parent is not None else None
-            if step_answer is not None:
-                answer = step_answer[0]
-            if step_answer is not None or parent is None:
-                break
-            node = parent
-        self.cache.update(dict.fromkeys(((question, passed) for passed in path), answer))
-        return answer
 
     def calls_of(self, name: str) -> list[ast.Call]:
         """Return the calls of functions and methods of a name."""
@@ -169,9 +132,20 @@ class Script:
                     values[name].append(assignment)
         return dict(values)
 
+    def made(self, name: str) -> str:
+        """Return the full name of the class or function whose calls are all values of a name."""
+        makers = set()
+        for value in self.values.get(name, []):
+            is_first = isinstance(value.value, ast.Call) and value.place <= 0
+            makers.add(self.full(value.value) if is_first else "")
+        return makers.pop() if len(makers) == 1 else ""
+
     def full(self, node: ast.AST) -> str:
-        """Return the full name of an expression, empty unless it begins with an imported name."""
-        chain = dotted(node)
+        """Return the full name of an expression, or of the function that is called.
+
+        It is empty unless the expression begins with an imported name.
+        """
+        chain = dotted(node.func if isinstance(node, ast.Call) else node)
         root, dot, rest = chain.partition(".")
         return self.imports[root] + dot + rest if chain and root in self.imports else ""
 
@@ -227,6 +201,17 @@ class Script:
         """Return an expression, and the values of its name as seen from a node."""
         return [node, *(assigned.value for assigned in self.assigned(dotted(node), at))]
 
+    def origins(self, node: ast.expr) -> list[ast.expr]:
+        """Return an expression, and all expressions from which its names come."""
+        expressions, followed = [node], set()
+        for expression in expressions:  # grows meanwhile
+            for part in ast.walk(expression):
+                name = dotted(part)
+                if name and name not in followed:
+                    followed.add(name)
+                    expressions += [value.value for value in self.assigned(name, part)]
+        return expressions
+
     @cached_property
     def _values_by_scope(self) -> dict[str, dict[ast.AST, list[Assigned]]]:
         by_scope: dict[str, dict[ast.AST, list[Assigned]]] = defaultdict(lambda: defaultdict(list))
@@ -234,23 +219,6 @@ class Script:
             for value in values:
                 by_scope[name][self.scopes[value.at]].append(value)
         return by_scope
-
-    def is_plain(self, name: ast.expr, at: ast.AST) -> bool:
-        """Return whether the scope of a node binds a name by plain assignments alone.
-
-        It is no parameter then, no target of a loop, and nothing adds to it.
-        """
-        if not isinstance(name, ast.Name):
-            return False
-        scope = self.scope(at)
-        stores = [
-            node
-            for node in inside(scope)
-            if isinstance(node, ast.Name) and node.id == name.id and isinstance(node.ctx, ast.Store)
-        ]
-        arguments = [node.arg for node in ast.walk(scope) if isinstance(node, ast.arg)]
-        is_assigned = all(isinstance(self.parents.get(store), ast.Assign) for store in stores)
-        return bool(stores) and is_assigned and name.id not in arguments
 
     def finding(
         self,
@@ -324,6 +292,15 @@ def keyword(call: ast.Call, name: str) -> ast.expr | None:
     return next((k.value for k in call.keywords if k.arg == name), None)
 
 
+def argument(call: ast.Call, name: str, place: int) -> ast.expr | None:
+    """Return an argument by its name or its position, or None."""
+    value = keyword(call, name)
+    if value is not None or len(call.args) <= place:
+        return value
+    positional = call.args[: place + 1]
+    return None if any(isinstance(arg, ast.Starred) for arg in positional) else positional[-1]
+
+
 def arguments_of(call: ast.Call) -> list[ast.expr]:
     """Return the values of all arguments of a call, positional ones first."""
     return [*call.args, *(keyword.value for keyword in call.keywords)]
@@ -334,13 +311,6 @@ def has_unknown_arguments(call: ast.Call) -> bool:
     return any(k.arg is None for k in call.keywords) or any(
         isinstance(a, ast.Starred) for a in call.args
     )
-
-
-def expects_error(node: ast.AST) -> bool:
-    """Return whether a node is a ``with`` block that expects an exception, as in tests."""
-    if not isinstance(node, ast.With):
-        return False
-    return any("aises" in last(item.context_expr) for item in node.items)
 
 
 def parameters(scope: ast.AST) -> set[str]:

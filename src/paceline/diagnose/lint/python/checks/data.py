@@ -1,18 +1,18 @@
-"""Check how data is distributed to ranks: samplers, set_epoch, unsharded loaders, downloads."""
+"""Check how data is divided between ranks: set_epoch of samplers, loaders without a sampler."""
 
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator
 
-from paceline.diagnose.lint.python import loaders
-from paceline.diagnose.lint.python.objects import DOES_IT_ALL, argument, is_sharded_run, makes
-from paceline.diagnose.lint.python.ranks import RankBlock, rank_block, runs_alone
+from paceline.diagnose.lint.python.objects import DOES_IT_ALL, makes
+from paceline.diagnose.lint.python.ranks import depends_on_rank, is_in_every_rank
 from paceline.diagnose.lint.python.script import (
     Script,
+    argument,
     arguments_of,
-    expects_error,
     has_unknown_arguments,
     inside,
     keyword,
@@ -20,207 +20,138 @@ from paceline.diagnose.lint.python.script import (
     words_of,
 )
 from paceline.errors import Finding
-from paceline.machine import python_fork
-from paceline.text.rank_conditions import Sides, is_rank, sides
-from paceline.text.syntax import constant, dotted, last
+from paceline.text.syntax import constant, dotted, last, words
 
-# On many clusters these are on the node's own disk or in its memory. /scratch is shared on others,
-# so the finding stays a warning.
-_LOCAL_FOLDER = re.compile(
-    r"^/tmp|^/scratch|^/local|^/dev/shm|^/var/tmp|TMPDIR|SLURM_TMPDIR|tempfile|mkdtemp|gettempdir"
+TRAINING = re.compile(r"train|trn(_|$)", re.I)
+EVALUATING = re.compile(
+    r"val(id)?(_|$)|valid|test|eval|dev(_|$)|dev_?(set|loader|data)|^val|_val", re.I
 )
-# Functions that do not call set_epoch of a sampler, or of a loader's sampler, that is passed to
-# them.
+_LOADER = re.compile(r"load|sampler|train_?(data|iter|dl)|data_?iter", re.I)
+# Functions that do not call set_epoch of the sampler of a loader that is passed to them.
 _NEUTRAL = words_of("len iter next enumerate tqdm print zip str range min DataLoader isinstance")
-_OF_WORKERS = ("persistent_workers", "multiprocessing_context")
-_DOWNLOADS = re.compile(
-    r"^(maybe_|_)?(download|fetch_data|urlretrieve|prepare_data$)|_download(er)?(_|$)|_download$"
+_SHARDS = re.compile(
+    r"iterable|stream|webdataset|^wds$|WebLoader|shard|split_by|partition|chunk|distributed", re.I
 )
+# Calls that divide the loaders that are passed to them, or replace them.
+_ADOPTS = words_of(
+    "prepare prepare_data_loader setup_dataloaders process_dataloader fit deepspeed_io loader"
+    " MpDeviceLoader ParallelLoader make_private make_private_with_epsilon auto_dataloader"
+    " StatefulDataLoader"
+)
+_READS_ALL = ("torch.", "torchvision.", "datasets.", "sklearn.", "os.", "pathlib.")
+# Methods of tensors that keep all rows, or make one value of them.
+_OF_TENSORS = words_of("to cuda cpu float double long mean std min max manual_seed unsqueeze view")
+_DIVIDES_SHARDS = re.compile(r"split_by_node|nodesplitter|resampled", re.I)
 
 
 def set_epoch_missing(script: Script) -> Iterator[Finding]:
     """Find shuffling DistributedSamplers without set_epoch: every epoch has the same order.
 
-    Lightning, Accelerate and similar libraries call set_epoch themselves, so files that use them
-    are skipped.
+    Only files that train themselves, with ``backward`` and a loop over epochs, are checked, and
+    none that pass a loader to a function of another file.
     """
-    if script.roots & DOES_IT_ALL or not (loaders.epoch_loops(script) or _endless(script)):
+    loops = epoch_loops(script)
+    if script.roots & DOES_IT_ALL or not loops or not script.calls_of("backward"):
         return
-    for call in loaders.samplers(script):
-        if not _shuffles(script, call) or _has_set_epoch(script, call):
+    if any(_hands_over(script, loop) for loop in loops):
+        return
+    for call in makes(script, "sharding-sampler"):
+        if not _shuffles(call) or _is_for_evaluation(script, call) or _has_set_epoch(script, call):
             continue
-        if (
-            _is_unused_here(script, call)
-            or _is_for_evaluation(script, call)
-            or _leaves_the_file(script, call)
-        ):
-            continue
-        names = loaders.targets(script, call)
-        name = names[0] if names else "sampler"
+        names = targets(script, call)
         yield script.finding(
             "set-epoch-missing",
             call,
             "this DistributedSampler shuffles, and nothing calls its set_epoch in the loop over"
             " epochs",
             why="without set_epoch every epoch has the order of the first",
-            fix=f"{name}.set_epoch(epoch)  # first line of the loop over epochs",
+            fix=f"{names[0] if names else 'sampler'}.set_epoch(epoch)"
+            "  # first line of the loop over epochs",
         )
 
 
-def seed_differs(script: Script) -> Iterator[Finding]:
-    """Find DistributedSamplers whose seed is another one on each rank."""
-    for call in loaders.samplers(script):
-        seed = argument(call, "seed", 4)
-        values = script.candidates(seed, call) if seed is not None else []
-        is_sorted = constant(argument(call, "shuffle", 3)) is False
-        if is_sorted or not any(_adds_rank(script, value) for value in values):
+def epoch_loops(script: Script) -> list[ast.For]:
+    """Return the loops over more than one epoch."""
+    loops = []
+    for loop in script.nodes:
+        if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call):
             continue
-        yield script.finding(
-            "same-data-on-all-ranks",
-            call,
-            "the seed of this DistributedSampler depends on the rank",
-            why="each rank shuffles otherwise: samples are read by several ranks, others by none",
-            fix="the same seed on every rank; DistributedSampler gives each rank its own share",
-        )
+        names = " ".join([*words(loop.target), *words(loop.iter)]).lower()
+        counts = last(loop.iter) in ("range", "trange", "tqdm", "count", "epochs")
+        # In a single epoch no order repeats.
+        is_once = len(loop.iter.args) == 1 and constant(loop.iter.args[0]) == 1
+        if "epoch" in names and counts and not is_once:
+            loops.append(loop)
+    return loops
 
 
-def _adds_rank(script: Script, seed: ast.expr) -> bool:
-    """Return whether a rank is added to a seed, or multiplied with it, as it is."""
-    if isinstance(seed, ast.BinOp) and isinstance(seed.op, ast.Add | ast.Mult | ast.Mod):
-        return _adds_rank(script, seed.left) or _adds_rank(script, seed.right)
-    return is_rank(script, seed)
+def _hands_over(script: Script, loop: ast.For) -> bool:
+    """Return whether a loop passes a loader or sampler on, and what it is passed to may tell it."""
+    known = _NEUTRAL | script.functions.keys()
+    for call in inside(loop):
+        if not isinstance(call, ast.Call) or last(call) in known:
+            continue
+        if script.full(call).startswith(("torch.", "tqdm", "itertools.")):
+            continue
+        if any(_LOADER.search(last(value)) for value in arguments_of(call) if dotted(value)):
+            return True
+    return False
 
 
-def _endless(script: Script) -> bool:
-    """Return whether a generator goes round a loader for ever: ``while True: for x in loader``."""
-    loops = [
-        node for node in script.nodes if isinstance(node, ast.While) and constant(node.test) is True
-    ]
-    return any(
-        isinstance(inner, ast.For) and _yields_batches(script, inner)
-        for loop in loops
-        for inner in loop.body
-    )
-
-
-def _yields_batches(script: Script, loop: ast.For) -> bool:
-    """Return whether a loop yields what a parameter of its function gives, which is a loader."""
-    function = script.function(loop)
-    names = [argument.arg for argument in function.args.args] if function is not None else []
-    if not isinstance(loop.iter, ast.Name) or loop.iter.id not in names:
+def _shuffles(sampler: ast.Call) -> bool:
+    shuffle, seed = argument(sampler, "shuffle", 3), argument(sampler, "seed", 4)
+    if has_unknown_arguments(sampler) or (shuffle is not None and constant(shuffle) is not True):
         return False
-    if not re.search("load|data", loop.iter.id, re.I):
-        return False
-    yields = [part for part in ast.walk(loop) if isinstance(part, ast.Yield)]
-    return any(
-        part.value is not None and dotted(part.value) == dotted(loop.target) for part in yields
-    )
-
-
-def _shuffles(script: Script, call: ast.Call) -> bool:
-    # DistributedSampler shuffles by default. A seed that the file computes may change in every
-    # epoch, which does what set_epoch does.
-    shuffle = argument(call, "shuffle", 3)
-    if has_unknown_arguments(call) or (shuffle is not None and not _is_true(script, shuffle)):
-        return False
-    seed = argument(call, "seed", 4)
+    # A seed that is computed may change in every epoch, which does what set_epoch does.
     return seed is None or constant(seed) is not ...
 
 
-def _is_true(script: Script, node: ast.expr) -> bool:
-    """Return whether a value is True, or a parameter that each call of this file gives as True."""
-    function = script.function(node)
-    if function is None or not isinstance(node, ast.Name):
-        return constant(node) is True
-    calls = script.calls_of(function.name)
-    given = [keyword(call, node.id) for call in calls if isinstance(call.func, ast.Name)]
-    return len(given) == len(calls) > 0 and all(
-        value is not None and constant(value) is True for value in given
-    )
+def _is_for_evaluation(script: Script, sampler: ast.Call) -> bool:
+    """Return whether names beside a sampler are those of an evaluation, whose order is free."""
+    names = targets(script, sampler) + [last(value) for value in arguments_of(sampler)]
+    text = " ".join(names)
+    return bool(EVALUATING.search(text)) and not TRAINING.search(text)
 
 
-def _has_set_epoch(script: Script, call: ast.Call) -> bool:
-    names = {name.rpartition(".")[2] for name in loaders.targets(script, call)}
-    others = {
-        name.rpartition(".")[2]
-        for other in loaders.samplers(script)
-        if other is not call
-        for name in loaders.targets(script, other)
-    }
+def _has_set_epoch(script: Script, sampler: ast.Call) -> bool:
+    """Return whether a call of set_epoch may be of this sampler, and not of another one's name."""
+    own = {name.rpartition(".")[2] for name in targets(script, sampler)}
+    samplers = [call for call in makes(script, "sharding-sampler") if call is not sampler]
+    others = {name.rpartition(".")[2] for call in samplers for name in targets(script, call)}
     for setter in [*script.calls_of("set_epoch"), *script.calls_of("set_sampler_epoch")]:
-        word = receiver(setter).rpartition(".")[2]
-        # loader.sampler.set_epoch, or that of a parameter, may reach this sampler; a call on the
-        # name of another sampler does not.
-        if word in names or word not in others - names:
+        if receiver(setter).rpartition(".")[2] not in others - own:
             return True
     # getattr(sampler, "set_epoch") calls it without naming it in a call.
-    return any(
-        isinstance(name, ast.Constant) and name.value == "set_epoch" for name in script.nodes
-    )
+    texts = [node.value for node in script.nodes if isinstance(node, ast.Constant)]
+    return "set_epoch" in texts
 
 
-def _is_for_evaluation(script: Script, call: ast.Call) -> bool:
-    """Return whether a sampler, or each loader that uses it, is named as one for evaluation."""
-    # The order of an evaluation changes no metric, so set_epoch is not missed there.
-    for name in loaders.targets(script, call):
-        if loaders.EVALUATING.search(name) and not loaders.TRAINING.search(name):
-            return True
-    loader_calls = _loaders_of(script, call)
-    is_named = any(loaders.targets(script, loader) for loader in loader_calls)
-    return is_named and all(
-        loaders.is_for_training(script, loader) is False for loader in loader_calls
-    )
-
-
-def _is_unused_here(script: Script, call: ast.Call) -> bool:
-    """Return whether no loader of this file uses a sampler; another file may set its epoch."""
-    is_kept = bool(loaders.targets(script, call)) or isinstance(
-        script.parents.get(call), ast.keyword | ast.Return
-    )
-    return not is_kept or not _loaders_of(script, call)
-
-
-def _loaders_of(script: Script, sampler: ast.Call) -> list[ast.Call]:
-    everything = loaders.data_loaders(script)
-    return [each for each in everything if loaders.sharding_sampler(script, each) is sampler]
-
-
-def _leaves_the_file(script: Script, sampler: ast.Call) -> bool:
-    """Return whether a sampler or a loader of it is passed to a function outside the file."""
-    # In a loop over epochs a method of an unknown object, such as engine.train(loader), may call
-    # set_epoch of the loader's sampler.
-    in_epochs = [node for loop in loaders.epoch_loops(script) for node in inside(loop)]
-    known = _NEUTRAL | script.functions.keys()
-    calls = [node for node in in_epochs if isinstance(node, ast.Call) and last(node) not in known]
-    calls += [call for call in script.calls if _is_foreign(script, call)]
-    names = [
-        name
-        for call in (sampler, *_loaders_of(script, sampler))
-        for name in loaders.targets(script, call)
-    ]
-    short = {name.rpartition(".")[2] for name in names}
-    return any(last(argument) in short for call in calls for argument in arguments_of(call))
-
-
-def _is_foreign(script: Script, call: ast.Call) -> bool:
-    full = script.full(call.func)
-    # torch's DataLoader, tqdm and itertools pass a sampler on and never call set_epoch.
-    return bool(full) and not full.startswith(("torch.", "tqdm", "itertools"))
+def targets(script: Script, node: ast.AST) -> list[str]:
+    """Return the dotted names to which an expression is assigned, also through a conditional."""
+    parent = script.parents[node]
+    while isinstance(parent, ast.IfExp):
+        parent = script.parents[parent]
+    if isinstance(parent, ast.Assign):
+        return [name for target in parent.targets if (name := dotted(target))]
+    return [dotted(parent.target)] if isinstance(parent, ast.AnnAssign) else []
 
 
 def sampler_missing(script: Script) -> Iterator[Finding]:
     """Find training DataLoaders that are not sharded: every rank reads all samples.
 
-    Nothing is reported for iterable datasets, data that depends on the rank, and loaders that a
-    framework prepares.
+    Only loaders that shuffle are checked, as streams cannot, and whose dataset comes from calls
+    that give every rank all of it.
     """
-    if not is_sharded_run(script) or script.roots & (DOES_IT_ALL | {"transformers"}):
+    if script.roots & (DOES_IT_ALL | {"transformers"}):
         return
     # Ranks that share no gradients, as in a search over settings, each need all samples.
-    if not makes(script, "ddp", "fsdp") and "horovod" not in script.roots:
+    wraps = makes(script, "ddp", "fsdp")
+    engines = [call for call in makes(script, "engine") if not keyword(call, "training_data")]
+    if not wraps and not engines and "horovod" not in script.roots:
         return
-    for call in loaders.data_loaders(script):
-        if not _reads_all_samples(script, call):
+    yield from _undivided_shards(script)
+    for call in makes(script, "loader"):
+        if not _is_unsharded(script, call) or not is_in_every_rank(script, call):
             continue
         yield script.finding(
             "sampler-missing",
@@ -238,235 +169,105 @@ def sampler_missing(script: Script) -> Iterator[Finding]:
         )
 
 
-def _reads_all_samples(script: Script, call: ast.Call) -> bool:
+def _undivided_shards(script: Script) -> Iterator[Finding]:
+    """Find the shards of a WebDataset that nothing in the file divides between ranks."""
+    if any(_DIVIDES_SHARDS.search(word) for word in words(script.tree)):
+        return
+    keywords = [each.arg for call in script.calls for each in call.keywords]
+    if any(_DIVIDES_SHARDS.search(name or "") for name in keywords):
+        return
+    for call in [*script.calls_of("WebDataset"), *script.calls_of("SimpleShardList")]:
+        of_library = script.full(call).startswith("webdataset.")
+        is_known = not has_unknown_arguments(call) and not depends_on_rank(script, call)
+        names = " ".join([*targets(script, call), *words(call)])
+        is_training = not EVALUATING.search(names) or TRAINING.search(names)
+        if of_library and is_known and is_training and is_in_every_rank(script, call):
+            yield script.finding(
+                "sampler-missing",
+                call,
+                "nothing divides these shards between the ranks",
+                why="a WebDataset refuses several nodes, or each rank reads all samples",
+                fix="wds.WebDataset(..., nodesplitter=wds.split_by_node), or wds.split_by_node",
+            )
+
+
+def _is_unsharded(script: Script, loader: ast.Call) -> bool:
     """Return whether a DataLoader certainly gives every rank all samples of the training set."""
-    if loaders.sampler_of(script, call) is not None or _has_sharded_twin(script, call):
+    names = targets(script, loader)
+    twins = [call for call in makes(script, "loader") if set(names) & set(targets(script, call))]
+    if any(_has_sampler(call) or has_unknown_arguments(call) for call in [loader, *twins]):
         return False
-    if loaders.is_for_training(script, call) is not True or loaders.may_shard_itself(script, call):
+    if constant(argument(loader, "shuffle", 2)) is not True or not _trains(script, loader, names):
         return False
-    # A loader that only some ranks make is not one that all ranks divide between them.
-    if rank_block(script, call) or not loaders.runs_in_parallel(script, call):
-        return False
-    return not loaders.passed_to_framework(script, call, loaders.targets(script, call))
-
-
-def _has_sharded_twin(script: Script, call: ast.Call) -> bool:
-    """Return whether another branch creates the loader of the same name with a sampler."""
-    names = set(loaders.targets(script, call))
-    return any(
-        names & set(loaders.targets(script, other))
-        and loaders.sampler_of(script, other) is not None
-        for other in loaders.data_loaders(script)
-        if other is not call
-    )
-
-
-def shuffle_with_sampler(script: Script) -> Iterator[Finding]:
-    """Find DataLoaders with shuffle=True and a sampler, which torch refuses."""
-    for call in loaders.data_loaders(script):
-        sampler = loaders.sampler_of(script, call)
-        if sampler is None or constant(argument(call, "shuffle", 2)) is not True:
-            continue
-        # torch raises only if the sampler is not None, and a name to which no call is assigned may
-        # hold None.
-        is_sampler = None if _expects_an_error(script, call) else _is_sampler(script, sampler)
-        if is_sampler is None:
-            continue
-        yield script.finding(
-            "shuffle-with-sampler",
-            call,
-            "this DataLoader has shuffle=True beside a sampler",
-            why="torch refuses that with a ValueError when the DataLoader is made",
-            fix="leave out shuffle=True and give DistributedSampler(dataset, shuffle=True)",
-            severity="error" if is_sampler and not _is_guarded(script, call) else "warning",
-        )
-
-
-def _is_sampler(script: Script, node: ast.expr) -> bool | None:
-    """Return whether an expression is certainly a sampler, None if no call shows what it is."""
-    if isinstance(node, ast.Call):
-        return True if _creates_sampler(script, node) else None
-    values = script.assigned(dotted(node), node)
-    calls = [value.value for value in values if isinstance(value.value, ast.Call)]
-    if not calls:
-        return None
-    # `sampler = None` in another branch, or an unpacked tuple: it may be None beside shuffle.
-    if len(calls) < len(values) or any(value.place >= 0 for value in values):
-        return False
-    return all(_creates_sampler(script, call) for call in calls)
-
-
-def _creates_sampler(script: Script, call: ast.Call) -> bool:
-    """Return whether a call creates a sampler of torch, or an object of the file's classes."""
-    full = script.full(call.func)
-    return full.startswith("torch.utils.data") or last(call) in script.classes
-
-
-def _expects_an_error(script: Script, node: ast.AST) -> bool:
-    """Return whether a node is in a ``try``, a lambda, or a test that expects an exception."""
-    for parent in script.up(node):
-        if isinstance(parent, ast.Lambda) or expects_error(parent):
-            return True
-        if isinstance(parent, ast.Try) and parent.handlers:
-            return True
-        if isinstance(parent, ast.Call) and "aises" in last(parent):
-            return True
-    return False
-
-
-def _is_guarded(script: Script, node: ast.AST) -> bool:
-    # A test case may be skipped, or expect the error in a way that the file does not show.
-    function = script.function(node)
-    return (
-        function is not None and function.name.startswith("test") and script.owner(node) is not None
-    )
-
-
-def download_on_global_rank_only(script: Script) -> Iterator[Finding]:
-    """Find downloads by global rank 0 only: nodes that do not share the folder lack the data.
-
-    The severity is a warning if the folder is local to a node (/tmp, $TMPDIR), else a hint, since a
-    shared file system is fine.
-    """
+    short = {name.rpartition(".")[2] for name in names}
     for call in script.calls:
-        condition = _fetches_on_one(script, call)
-        # Ranks that a script starts itself mostly share a node, and so its folders.
-        if not condition or runs_alone(script, call) or loaders.started(script):
-            continue
-        local = _is_local(script, call)
-        yield script.finding(
-            "download-on-global-rank-only",
-            call,
-            f"only global rank 0 (`{condition}`) fetches this data"
-            + (", into a folder that is local to its node" if local else ""),
-            why="the other nodes do not see it unless the folder is shared between them",
-            fix="let one rank of each node fetch: if int(os.environ['LOCAL_RANK']) == 0: ...",
-            severity="warning" if local else "hint",
-        )
-    yield from _all_at_once(script)
-    yield from _prepare_data_once(script)
+        given = {last(value) for value in arguments_of(call)}
+        if last(call) in _ADOPTS and (given & short or loader in arguments_of(call)):
+            return False
+    dataset = argument(loader, "dataset", 0)
+    return dataset is not None and _gives_all(script, loader, dataset)
 
 
-def _fetches_on_one(script: Script, call: ast.Call) -> str:
-    """Return the condition under which only global rank 0 downloads by a call, or empty."""
-    download = keyword(call, "download")
-    if download is not None and constant(download) is ...:
-        condition = sides(script, download)
-        if condition and _is_global_rank_0(condition.true, condition):
-            return dotted(download) or "rank == 0"
-    block = rank_block(script, call) if _fetches(script, call) else None
-    return block.condition if block and _is_global_rank_0(block.side, block) else ""
+def _has_sampler(loader: ast.Call) -> bool:
+    samplers = argument(loader, "sampler", 3), argument(loader, "batch_sampler", 4)
+    return any(sampler is not None and constant(sampler) is not None for sampler in samplers)
 
 
-def _fetches(script: Script, call: ast.Call) -> bool:
-    """Return whether a call downloads; a rank that returns what it downloads does so for itself."""
-    if constant(keyword(call, "download")) is True:
+def _trains(script: Script, loader: ast.Call, names: list[str]) -> bool:
+    """Return whether a DataLoader is for training, by its names or a loop that learns from it."""
+    text = " ".join(names) or getattr(script.function(loader), "name", "")
+    # Both words, as in train_val_loader, mean data that is trained on.
+    if TRAINING.search(text) or EVALUATING.search(text):
+        return bool(TRAINING.search(text))
+    short = {name.rpartition(".")[2] for name in names}
+    loops = [node for node in script.nodes if isinstance(node, ast.For)]
+    over = [loop for loop in loops if short & set(words(loop.iter))]
+    calls = [node for loop in over for node in inside(loop) if isinstance(node, ast.Call)]
+    return any(last(call) == "backward" for call in calls)
+
+
+def _gives_all(script: Script, loader: ast.Call, dataset: ast.expr) -> bool:
+    """Return whether all that makes a dataset is known, and nothing of it divides the samples."""
+    if depends_on_rank(script, loader) or any(map(script.calls_of, ("scatter", "recv", "copy_"))):
+        return False
+    origins = script.origins(dataset)
+    parts = [part for origin in origins for part in ast.walk(origin)]
+    if any(_SHARDS.search(word) for origin in origins for word in words(origin)):
+        return False
+    stores = [node for node in script.nodes if isinstance(node, ast.Subscript)]
+    filled = {dotted(node.value) for node in stores if isinstance(node.ctx, ast.Store)}
+    # A dataset of another file that is given to a shuffling loader is taken for a whole one.
+    makers = script.candidates(dataset, dataset)
+    for part in parts:
+        if isinstance(part, ast.Name) and (part.id in filled or not _is_known(script, part)):
+            return False
+        if isinstance(part, ast.Call) and part not in makers and not _reads_all(script, part):
+            return False
+        definition = script.classes.get(last(part)) if isinstance(part, ast.Call) else None
+        if definition is not None and _may_divide(definition):
+            return False
+    # Random numbers are others on each rank if a seed is.
+    seeds = [call for call in script.calls if "seed" in last(call)]
+    return not any(depends_on_rank(script, call) for call in seeds)
+
+
+def _is_known(script: Script, name: ast.Name) -> bool:
+    if name.id in script.imports or name.id in script.classes or name.id in dir(builtins):
         return True
-    is_returned = isinstance(script.parents.get(call), ast.Return)
-    return bool(_DOWNLOADS.search(last(call))) and not is_returned
+    # Paths and sizes come from options, ``args.data``, which a dataset may also take as a whole.
+    is_option = isinstance(script.parents[name], ast.Attribute) and name.id != "self"
+    if is_option or name.id in ("args", "cfg", "config", "opt", "hparams"):
+        return True
+    return isinstance(name.ctx, ast.Store) or bool(script.assigned(name.id, name))
 
 
-def _is_global_rank_0(side: str, condition: Sides | RankBlock) -> bool:
-    return side == "one" and condition.scope == "global" and condition.sure
+def _reads_all(script: Script, call: ast.Call) -> bool:
+    """Return whether a call keeps all rows that it is given."""
+    full = script.full(call)
+    if full:
+        return full.startswith(_READS_ALL)
+    return last(call) in _OF_TENSORS | {"len", "int"} or last(call) in script.classes
 
 
-def _all_at_once(script: Script) -> Iterator[Finding]:
-    """Find downloads in which only global rank 0 goes first, and the others all at once."""
-    for call in script.calls:
-        if constant(keyword(call, "download")) is not True:
-            continue
-        block = next((parent for parent in script.up(call) if isinstance(parent, ast.With)), None)
-        contexts = [item.context_expr for item in block.items] if block else []
-        # main_process_first of Accelerate and rank_zero_first of Fabric let global rank 0 go first
-        # and then release all others at once.
-        if not any(map(_lets_one_first, contexts)) or not _is_local(script, call):
-            continue
-        yield script.finding(
-            "download-on-global-rank-only",
-            call,
-            "global rank 0 fetches first, and then on every other node all ranks fetch at once into"
-            " a local folder",
-            why="they write the same files at the same time",
-            fix="fabric.rank_zero_first(local=True), or accelerator.local_main_process_first()",
-            severity="hint",
-        )
-
-
-def _is_local(script: Script, call: ast.Call) -> bool:
-    """Return whether a download goes to a folder that each node has for itself."""
-    return bool(_LOCAL_FOLDER.search(" ".join(_texts(script, call))))
-
-
-def _lets_one_first(node: ast.expr) -> bool:
-    if not isinstance(node, ast.Call):
-        return False
-    return last(node) == "main_process_first" or (
-        last(node) == "rank_zero_first" and constant(argument(node, "local", 0)) is not True
-    )
-
-
-def _texts(script: Script, call: ast.Call) -> Iterator[str]:
-    """Yield the texts and names in the arguments of a call, and in values assigned to them."""
-    for part in arguments_of(call):
-        for value in script.candidates(part, call):
-            for node in ast.walk(value):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield node.value
-                elif isinstance(node, ast.Name | ast.Attribute):
-                    yield last(node)
-
-
-def _prepare_data_once(script: Script) -> Iterator[Finding]:
-    for name, values in script.values.items():
-        # Lightning reads it from the module and from the DataModule; both have True by default.
-        if name.rpartition(".")[2] != "prepare_data_per_node":
-            continue
-        for value in values:
-            if constant(value.value) is False:
-                yield script.finding(
-                    "download-on-global-rank-only",
-                    value.at,
-                    "prepare_data runs on one rank of the whole job (prepare_data_per_node ="
-                    " False)",
-                    why="nodes whose data folder is not shared do not see what it writes",
-                    fix="self.prepare_data_per_node = True  # unless all nodes share the folder",
-                    severity="hint",
-                )
-
-
-def workers_not_persistent(script: Script) -> Iterator[Finding]:
-    """Find DataLoaders that start their workers again for every epoch.
-
-    Only certain cases are reported: the number of workers is in the file, the loader is used for
-    several epochs, and its dataset is map-style; workers of a stream may keep their position.
-    """
-    for call in loaders.data_loaders(script):
-        count = constant(argument(call, "num_workers", 5))
-        workers = count if isinstance(count, int) else 0  # 0 also if the file does not show it
-        decided = has_unknown_arguments(call) or any(
-            keyword(call, name) is not None for name in _OF_WORKERS
-        )
-        if workers < 1 or decided:
-            continue
-        if not _is_map_style(script, call) or not loaders.is_used_each_epoch(script, call):
-            continue
-        yield script.finding(
-            "workers-not-persistent",
-            call,
-            f"this DataLoader starts its {workers} worker{'s' * (workers > 1)} again for every"
-            " epoch",
-            why=(
-                "each start takes time, and in some versions of Python about one fork in 1000"
-                f" deadlocks ({python_fork.ISSUE})"
-            ),
-            fix=f"DataLoader(..., num_workers={workers}, persistent_workers=True)",
-            severity="hint",
-        )
-
-
-def _is_map_style(script: Script, call: ast.Call) -> bool:
-    """Return whether a DataLoader has an order (shuffle, sampler), which streams cannot have."""
-    return (
-        constant(argument(call, "shuffle", 2)) is True
-        or loaders.sampler_of(script, call) is not None
-    )
+def _may_divide(definition: ast.ClassDef) -> bool:
+    return any(_SHARDS.search(word) or "rank" in word.lower() for word in words(definition))

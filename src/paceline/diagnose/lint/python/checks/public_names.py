@@ -26,11 +26,8 @@ TRAINER = frozenset(_TRAINER)
 PACELINE_TRAINER = frozenset(_NAMES["paceline.Trainer, beside what Lightning has"]) | {
     name for name, what in _TRAINER.items() if what.kind != REFUSED
 }
-# Methods of Hugging Face's PreTrainedModel that no nn.Module, LightningModule or DDP wrapper has.
+# Methods of Hugging Face's PreTrainedModel that no nn.Module, nor LightningModule has.
 PRETRAINED_ONLY = frozenset(_NAMES["PreTrainedModel alone"])
-# Of torch's DistributedDataParallel, and so of each module.
-MODULE = frozenset(_NAMES["DistributedDataParallel"])
 REMOVED_TRAINER = _instead("removed attributes")
 REMOVED_ACCELERATOR_ARGUMENTS = _instead("removed arguments of Accelerator")
-OLD_TORCH = _instead("deprecated in torch")
 GONE_FROM_TORCH = _instead("removed from torch")

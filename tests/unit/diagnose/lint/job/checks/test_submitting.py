@@ -4,7 +4,6 @@ import pytest
 
 from paceline.diagnose.lint import lint
 from paceline.diagnose.lint.job import judge
-from paceline.diagnose.lint.python.judging import judge as judge_script
 from paceline.diagnose.lint.site import Site, describe
 
 INNER = """#!/bin/bash
@@ -149,25 +148,3 @@ def test_advice_on_memory_and_gpus_needs_a_cluster_that_needs_them(
     assert (
         sorted(finding.name for finding in lint([str(tmp_path / "a.sbatch")]).findings) == expected
     )
-
-
-LOOP = "for x in loader:\n    loss.backward()\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        (
-            "import torch\nfrom utils import *\nmodel = wrap(Net())\n",
-            "not judged: wrap, Net, which may come",
-        ),
-        ("import torch\nfrom math import *\nx = sqrt(2)\n", ""),
-        ("import torch\nfrom utils import *\nprint(torch.ones(2))\n", ""),
-        ("import torch\nfrom utils import *\ndef f(g):\n    return g(1)\n", ""),
-    ],
-)
-def test_names_that_import_star_may_bring_are_said_to_be_unknown(text, what):
-    hints = [
-        finding.what for finding in judge_script(text, "train.py") if finding.severity == "hint"
-    ]
-    assert hints == [] if not what else hints[0].startswith(what)

@@ -1,8 +1,8 @@
-"""Who writes a checkpoint, and with which keys."""
+"""Who writes a checkpoint."""
 
 import pytest
 
-from unit.diagnose.lint.python.pairs import found, severity
+from unit.diagnose.lint.python.pairs import found
 from unit.diagnose.lint.python.sources import RAW
 
 SAVE = 'torch.save(model.module.state_dict(), "model.pt")\n'
@@ -62,37 +62,11 @@ EVERY_RANK = [
     ("in memory", RAW + SAVE, RAW + "import io\nbuffer = io.BytesIO()\n" + SAVE.replace('"model.pt"', "buffer")),
     ("no ranks", RAW + SAVE, "import torch\ntorch.save(model.state_dict(), 'model.pt')\n"),
 ]  # fmt: skip
-KEYS = [
-    ("plain", "torch.save(model.state_dict(), 'm.pt')", "torch.save(model.module.state_dict(), 'm.pt')"),
-    ("in a dict", "torch.save({'model': model.state_dict()}, 'm.pt')", "torch.save({'model': model.module.state_dict()}, 'm.pt')"),
-    ("dict by name", "state = {'model': model.state_dict()}\ntorch.save(state, 'm.pt')", "raw = model.module\nstate = {'model': raw.state_dict()}\ntorch.save(state, 'm.pt')"),
-    ("attribute", "self.net = DDP(net)\ntorch.save(self.net.state_dict(), 'm.pt')", "self.net = DDP(net)\ntorch.save(self.net.module.state_dict(), 'm.pt')"),
-    ("unwrapped", "torch.save(model.state_dict(), 'm.pt')", "model = model.module\ntorch.save(model.state_dict(), 'm.pt')"),
-    ("both known", "torch.save(model.state_dict(), 'm.pt')", "if dist.is_initialized():\n    state = model.module.state_dict()\nelse:\n    state = model.state_dict()\ntorch.save(state, 'm.pt')"),
-    ("asked for", "torch.save(model.state_dict(), 'm.pt')", "if hasattr(model, 'module'):\n    model = model.module\ntorch.save(model.state_dict(), 'm.pt')"),
-    ("not saved", "torch.save(model.state_dict(), 'm.pt')", "print(model.state_dict().keys())"),
-    ("maybe wrapped", "torch.save(model.state_dict(), 'm.pt')", "other = load()\nif x:\n    other = other.module\ntorch.save(other.state_dict(), 'm.pt')"),
-]  # fmt: skip
-ALL = [
-    *(
-        pytest.param("save-on-every-rank", yes, no, id=f"every rank: {row}")
-        for row, yes, no in EVERY_RANK
-    ),
-    *(
-        pytest.param("save-wrapped-model", RAW + yes, RAW + no, id=f"keys: {row}")
-        for row, yes, no in KEYS
-    ),
-]
 
 
-@pytest.mark.parametrize(("name", "yes", "no"), ALL)
-def test_the_mistake_is_found_and_its_neighbour_is_not(name, yes, no):
-    assert name in found(yes)
-    assert name not in found(no)
-
-
-def test_keys_with_a_prefix_are_a_hint_where_they_are_loaded_into_the_wrapper():
-    source = (
-        RAW + "model.load_state_dict(torch.load('m.pt'))\ntorch.save(model.state_dict(), 'm.pt')\n"
-    )
-    assert severity(source, "save-wrapped-model") == "hint"
+@pytest.mark.parametrize(
+    ("yes", "no"), [pytest.param(yes, no, id=row) for row, yes, no in EVERY_RANK]
+)
+def test_the_mistake_is_found_and_its_neighbour_is_not(yes, no):
+    assert "save-on-every-rank" in found(yes)
+    assert "save-on-every-rank" not in found(no)
