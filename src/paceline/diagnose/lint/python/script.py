@@ -156,10 +156,6 @@ class Script:
             yield parent
             parent = self.parents.get(parent)
 
-    def scope(self, node: ast.AST) -> Scope:
-        """Return the function that a node is in, or the module."""
-        return self.scopes[node]
-
     def function(self, node: ast.AST) -> Function | None:
         """Return the named function that a node is in, if any."""
         scope = self.scopes[node]

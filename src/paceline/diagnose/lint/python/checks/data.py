@@ -186,7 +186,7 @@ def _undivided_shards(script: Script) -> Iterator[Finding]:
                 "sampler-missing",
                 call,
                 "nothing divides these shards between the ranks",
-                why="a WebDataset refuses several nodes, or each rank reads all samples",
+                why="WebDataset refuses several ranks, and SimpleShardList gives each all samples",
                 fix="wds.WebDataset(..., nodesplitter=wds.split_by_node), or wds.split_by_node",
             )
 
