@@ -260,14 +260,15 @@ def test_the_cause_is_named_when_all_ranks_fail_within_a_second(command, attempt
 
 @pytest.mark.parametrize(
     ("odd", "cause"),
-    [("os._exit(0)", "RUN007"), ("dist.all_reduce(torch.ones(9)); time.sleep(60)", "RUN010")],
+    # of sizes that differ, gloo ends one rank or both: then the line or the operation is the cause
+    [("os._exit(0)", "RUN007"), ("dist.all_reduce(torch.ones(9)); time.sleep(60)", "RUN0[12]0")],
 )
 def test_a_victim_has_one_line_above_a_cause_that_raised_nothing(command, odd, cause):
     begin = START + "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
     command.script(f"{begin}if rank == 1:\n    {odd}\ndist.all_reduce(torch.ones(1))\n")
     ended = command.run("--nproc-per-node", "2", "train.py")
     above, block = ended.err.split("── paceline")
-    assert block.partition("\n")[2].startswith("likely cause: ") and cause in block
+    assert block.partition("\n")[2].startswith("likely cause: ") and re.search(cause, block)
     assert "Traceback" not in above
     log = (command.folder / ended.run_dir / "logs" / "rank-000.out").read_text(encoding="utf-8")
     assert ("Traceback" in log) == ("rank 0: RuntimeError" in above)

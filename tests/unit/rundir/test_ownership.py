@@ -93,7 +93,9 @@ def test_a_profile_that_was_found_is_this_users_own(what, given_away, tmp_path, 
     given_away(profiles / what)
     typed = str(profiles / "site.toml")
     refused(lambda: profile_files.load("site"), f"--profile {typed}")
-    refused(lambda: cli.cli.main(["profile", "check", "site"], standalone_mode=False)(), typed)
+    (tmp_path / "train.py").write_text("")
+    words = ["submit", "--dry-run", "--profile", "site", "train.py"]
+    refused(lambda: cli.cli.main(words, standalone_mode=False)(), typed)
     assert profile_files.load(typed).lines == ("id",)
 
 
