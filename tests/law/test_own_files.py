@@ -15,7 +15,6 @@ EXCEPTIONS = {
     "train/checkpoint/folder.py": "renames a folder, which takes the place of nothing",
     "train/checkpoint/write.py": "DCP's files, in a folder that this process has just created",
     "train/trainer/saving.py": "copies of a checkpoint, in a folder that it has just created",
-    "diagnose/edits/apply.py": "edits the script that the user names, in its place",
     "slurm/jobs/reserve.py": "makes a link where nothing is",
     "measure/files_as_before.py": "copies beside the user's file, and in its own folder",
     "launch/in_rank/kept_files.py": "copies into its own folder",

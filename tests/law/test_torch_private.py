@@ -26,6 +26,8 @@ OTHERS = {
 # Of the wrappers of Lightning Fabric.
 OTHERS |= {"_num_iter_calls", "_optimizer", "_original_module", "_strategy"}
 OTHERS |= {"_popen", "_bootstrap", "_shutdown", "_ctxt_switches", "_amp"}
+# Of asyncio: what a task or a gathering waits for.
+OTHERS |= {"_fut_waiter", "_children"}
 # Of NumPy's RandomState, for whose state get_state takes 25 µs.
 OTHERS |= {"_bit_generator"}
 # Of pytest.
