@@ -55,6 +55,7 @@ class Program:
     adopts_ranks: Place | None = None
     # where the script starts the processes of a node itself, and how many
     spawns: tuple[Number, Place] | None = None
+    launches: Place | None = None  # where it calls ``launch()`` of Lightning Fabric
     # the port by which the script replaces the launcher's, and where
     port: tuple[str, Place] | None = None
     # the local address by which the script replaces the launcher's, and where

@@ -75,6 +75,7 @@ def expectations(script: Script) -> Program:
         needs_ranks=None if lightning else _needs_ranks(script),
         adopts_ranks=None if lightning else _adopts_ranks(script),
         spawns=_spawns(script),
+        launches=_launches(script),
         port=_sets(script, "MASTER_PORT", r"\d+"),
         address=_sets(script, "MASTER_ADDR", _LOCAL_HOST.pattern),
         selects=_selects(script),
@@ -287,6 +288,20 @@ def _spawns(script: Script) -> tuple[Number, Place] | None:
         processes = number(script, argument(call, "nprocs", 2))
         if processes is not None and certain(script, call):
             return processes, _place(script, call)
+    return None
+
+
+def _launches(script: Script) -> Place | None:
+    made = {id(call) for call in makes(script, "fabric")}
+    assigned = (node for node in script.nodes if isinstance(node, ast.Assign))
+    targets = [target for node in assigned if id(node.value) in made for target in node.targets]
+    names = {target.id for target in targets if isinstance(target, ast.Name)}
+    for call in script.calls:
+        function = call.func
+        if not isinstance(function, ast.Attribute) or function.attr != "launch":
+            continue
+        if isinstance(function.value, ast.Name) and function.value.id in names:
+            return _place(script, call)
     return None
 
 

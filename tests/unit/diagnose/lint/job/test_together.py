@@ -125,6 +125,20 @@ def test_fabric_is_judged_as_the_trainer_is(tmp_path):
     assert found(tmp_path, job(SRUN, tasks=4), program) == []
 
 
+@pytest.mark.parametrize(
+    ("start", "call", "names"),
+    [
+        ("fabric run --devices=4", "fabric.launch()", ["error double-launch"]),
+        ("fabric run --devices=4", "fabric.setup(model)", []),
+        ("fabric run --devices=4", "engine.launch()", []),
+        ("torchrun --nproc_per_node=4", "fabric.launch()", []),
+    ],
+)
+def test_fabric_run_starts_no_script_that_launches(tmp_path, start, call, names):
+    program = f"import lightning as L\nfabric = L.Fabric(devices=4)\n{call}\n"
+    assert found(tmp_path, job(f"{start} train.py"), program) == names
+
+
 def test_two_trainers_that_differ_are_not_judged(tmp_path):
     program = LIGHTNING.format("devices=4") + "L.Trainer(devices=1).test(model)\n"
     assert found(tmp_path, job(SRUN), program) == []

@@ -272,6 +272,21 @@ def spawned_twice(case: Case) -> Iterator[Finding]:
         )
 
 
+def launched_twice(case: Case) -> Iterator[Finding]:
+    """Find scripts that call ``launch()`` of Fabric although ``fabric run`` starts them."""
+    for launch, program in _pairs(case):
+        if launch.kind == "fabric run" and program.launches is not None:
+            yield case.finding(
+                "double-launch",
+                "fabric run starts the script, and the script calls launch(), which Fabric refuses",
+                line=case.line_of(launch, "fabric"),
+                why="RuntimeError: ... launched through the CLI ... not allowed",
+                fix=f"paceline run {launch.script}, or torchrun in place of fabric run",
+                severity=case.severity(launch),
+                beside=(program, program.launches),
+            )
+
+
 # CPUs, GPUs, addresses, data
 
 
@@ -453,6 +468,7 @@ CHECKS = (
     lightning_ranks,
     ranks_without_launcher,
     spawned_twice,
+    launched_twice,
     loader_workers,
     rendezvous_replaced,
     device_by_rank,
