@@ -153,15 +153,20 @@ def commit(path: Path, description: Manifest) -> Path:
     return committed
 
 
-def remove(path: Path) -> None:
+def remove(path: Path) -> str:
     """Delete a checkpoint, committed or not, or all of a folder; the next cleanup does the rest.
 
     It is renamed first, so that a kill in between leaves no checkpoint that only looks intact. One
-    that holds another file than ours stays as it is.
+    that holds another file than ours stays as it is, and the reason is returned.
     """
     trash = manifest.trash_name(path.name.lstrip("."), token=secrets.token_hex(4))
-    with contextlib.suppress(OSError):
+    try:
         owned.delete_folder(path, manifest.is_ours, trash=trash)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def remove_stale(folder: Path) -> None:

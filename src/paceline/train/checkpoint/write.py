@@ -12,6 +12,7 @@ Each file is synced to the disk when it is closed, and has a size and checksum i
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
@@ -33,8 +34,9 @@ from torch.distributed.tensor import DTensor
 
 from paceline.rundir import manifest
 from paceline.rundir.committed import list_committed
-from paceline.rundir.files import RunDir
+from paceline.rundir.files import RunDir, display_path
 from paceline.rundir.manifest import FileInfo, Manifest
+from paceline.text import terminal
 from paceline.train.checkpoint import division, findings, folder
 from paceline.train.checkpoint.exchange import RankExchange
 
@@ -285,7 +287,14 @@ def write(
         )
         for checkpoint in doomed:
             if not RunDir(checkpoint.path).keep.exists():
-                folder.remove(checkpoint.path)
+                why = folder.remove(checkpoint.path)
+                if why:
+                    _say_that_it_stays(checkpoint.path, why)
+
+
+@functools.cache  # once for each checkpoint, not at each save
+def _say_that_it_stays(path: Path, why: str) -> None:
+    terminal.say(f"the old checkpoint {display_path(path)} is not deleted: {why}")
 
 
 class _Work:

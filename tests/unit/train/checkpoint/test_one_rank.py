@@ -102,6 +102,16 @@ def test_bests_of_both_directions_are_kept_and_not_compared(here, place):
     assert load(here, "best") == 3
 
 
+def test_a_checkpoint_in_which_a_user_has_put_a_file_stays_and_is_said_once(here, place, capfd):
+    save(here, 1, keep_last=1)
+    (place / names(place)[0] / "notes.txt").write_text("mine")
+    for step in (2, 3):
+        save(here, step, keep_last=1)
+    assert len(names(place)) == 2
+    said = capfd.readouterr().err
+    assert said.count("notes.txt is not a file of paceline") == 1, said
+
+
 def test_trainings_that_begin_with_one_checkpoint_of_another_folder_are_apart(
     here, place, tmp_path
 ):
